@@ -1,0 +1,17 @@
+//! warmroute: a reverse proxy that takes a Kubernetes Service's place in front of vLLM pods and sends each request to the
+//! worker whose KV cache already holds its prefix.
+//!
+//! The modules are floors; imports go down only, and `tests/architecture.rs` holds that:
+//!
+//! | floor | modules | what it is for |
+//! | --- | --- | --- |
+//! | 6 | [`cli`], [`app`] | process, arguments, wiring |
+//! | 5 | [`experiment`] | workloads, load generator, report, simulate, demo |
+//! | 4 | [`admin`] | the operator's listener |
+//! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
+//! | 2 | [`fleet`] | who the workers are and what is known of them |
+//! | 1 | [`config`], [`metrics`], [`lifecycle`] | the base |
+//! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
+
+pub mod core;
+pub mod engine;

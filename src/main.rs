@@ -1,0 +1,3 @@
+//! The thin front: everything is in the library.
+
+fn main() {}
