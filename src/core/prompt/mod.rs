@@ -42,6 +42,11 @@ pub struct Prompt {
 }
 
 /// Reads `body` for `endpoint`. The error keeps what could be read before it (model and stream are often known).
-pub fn read(_endpoint: Endpoint, _body: &[u8], _key: &HashKey, _block_bytes: usize) -> Result<Prompt, Opaque> {
+pub fn read(
+    _endpoint: Endpoint,
+    _body: &[u8],
+    _key: &HashKey,
+    _block_bytes: usize,
+) -> Result<Prompt, Opaque> {
     Err(Opaque::Shape)
 }
