@@ -1,1 +1,346 @@
-//! (being written)
+//! What one worker's KV cache is believed to hold, run the way vLLM V1 runs it (`KVCacheManager`, `BlockPool`): blocks of
+//! running requests are pinned; a request that ends frees its blocks together; the request that ended longest ago loses
+//! blocks first, and inside it the tail goes before the head. A request's unique tail and its answer take room too, though
+//! nobody will ask for them by hash: they are *filler*.
+//!
+//! Two properties follow from that order, and the rest leans on them. Held blocks are closed under prefixes: whoever holds
+//! block `i` of a chain holds all before it. And what one request freed and nobody asked for since is a run of consecutive
+//! blocks of one chain, so a later request takes blocks only from a run's front and eviction takes them only from its back.
+
+use hashbrown::HashTable;
+
+use crate::core::ids::BlockHash;
+
+const NONE: u32 = u32::MAX;
+
+/// One believed block. While `pins > 0` a request in flight uses it and `run` is [`NONE`].
+struct Block {
+    hash: BlockHash,
+    tokens: u32,
+    pins: u32,
+    run: u32,
+}
+
+/// What one ended request left behind and nobody has asked for since, in chain order.
+#[derive(Default)]
+struct Run {
+    blocks: Vec<u32>,
+    /// Blocks before this one have been taken by later requests.
+    start: usize,
+    /// Tokens of the blocks from `start` on.
+    content: u64,
+    /// Tokens of the partial tail and the answer; reused before the blocks.
+    filler: u64,
+    older: u32,
+    newer: u32,
+}
+
+/// The blocks that one request in flight uses. Give it back with [`Cache::release`] or [`Cache::undo`].
+#[derive(Debug)]
+#[must_use = "a claim that is not given back pins its blocks for ever"]
+pub struct Claim {
+    slots: Vec<u32>,
+    /// How many of `slots` were held before the claim.
+    matched: usize,
+    filler: u64,
+    epoch: u64,
+}
+
+impl Claim {
+    /// Blocks of the prompt that were believed cached when it was admitted.
+    pub fn matched(&self) -> usize {
+        self.matched
+    }
+}
+
+/// Hears which blocks the cache took up and let go, so that an index can follow.
+pub trait Witness {
+    fn stored(&mut self, hash: BlockHash);
+    fn dropped(&mut self, hash: BlockHash);
+}
+
+/// How much the cache may believe in. Both bounds hold on every insert; blocks of requests in flight are never dropped.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// The engine's cache in tokens (`num_gpu_blocks x block_size`); `None` if unknown.
+    pub tokens: Option<u64>,
+    /// Believed blocks, a bound on our own memory.
+    pub blocks: usize,
+}
+
+pub struct Cache {
+    bounds: Bounds,
+    table: HashTable<u32>,
+    blocks: Vec<Block>,
+    free_blocks: Vec<u32>,
+    runs: Vec<Run>,
+    free_runs: Vec<u32>,
+    oldest: u32,
+    newest: u32,
+    /// Tokens of all blocks and fillers, pinned or not.
+    held: u64,
+    epoch: u64,
+}
+
+impl Cache {
+    pub fn new(bounds: Bounds) -> Cache {
+        Cache {
+            bounds,
+            table: HashTable::new(),
+            blocks: Vec::new(),
+            free_blocks: Vec::new(),
+            runs: Vec::new(),
+            free_runs: Vec::new(),
+            oldest: NONE,
+            newest: NONE,
+            held: 0,
+            epoch: 0,
+        }
+    }
+
+    /// Believed blocks.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Tokens believed held, fillers and requests in flight included.
+    pub fn held_tokens(&self) -> u64 {
+        self.held
+    }
+
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    /// How many of the chain's blocks, from its first on, are held.
+    pub fn depth(&self, chain: &[BlockHash]) -> usize {
+        chain.iter().take_while(|hash| self.find(**hash).is_some()).count()
+    }
+
+    /// Pins the chain's blocks for a request that is sent now, taking room for those not held and for `filler` tokens.
+    pub fn admit(
+        &mut self,
+        chain: &[BlockHash],
+        block_tokens: u32,
+        filler: u64,
+        witness: &mut impl Witness,
+    ) -> Claim {
+        let mut slots = Vec::with_capacity(chain.len());
+        let mut matched = 0;
+        for &hash in chain {
+            match self.find(hash) {
+                Some(slot) => {
+                    self.pin(slot);
+                    matched += usize::from(matched == slots.len());
+                    slots.push(slot);
+                }
+                None => {
+                    self.make_room(u64::from(block_tokens), 1, witness);
+                    slots.push(self.insert(hash, block_tokens));
+                    witness.stored(hash);
+                }
+            }
+        }
+        self.make_room(filler, 0, witness);
+        self.held += filler;
+        Claim { slots, matched, filler, epoch: self.epoch }
+    }
+
+    /// The request has ended; its blocks become the most recently used. `filler` corrects the guess made at admission.
+    pub fn release(&mut self, claim: Claim, filler: u64, witness: &mut impl Witness) {
+        if claim.epoch != self.epoch {
+            return;
+        }
+        self.held = self.held - claim.filler + filler;
+        let mut run = Run { filler, older: NONE, newer: NONE, ..Run::default() };
+        for &slot in &claim.slots {
+            if self.unpin(slot) {
+                run.content += u64::from(self.blocks[slot as usize].tokens);
+                run.blocks.push(slot);
+            }
+        }
+        if run.filler > 0 || !run.blocks.is_empty() {
+            run.blocks.shrink_to_fit();
+            self.append(run);
+        }
+        self.make_room(0, 0, witness);
+    }
+
+    /// The worker never worked on the request: blocks that only this claim brought in are forgotten again.
+    pub fn undo(&mut self, mut claim: Claim, witness: &mut impl Witness) {
+        if claim.epoch != self.epoch {
+            return;
+        }
+        for &slot in claim.slots[claim.matched..].iter().rev() {
+            if self.unpin(slot) {
+                self.remove(slot, witness);
+            }
+        }
+        claim.slots.truncate(claim.matched);
+        self.held -= claim.filler;
+        claim.filler = 0;
+        self.release(claim, 0, witness);
+    }
+
+    /// Tokens of believed content that taking `need` more tokens would push out.
+    pub fn pushed_by(&self, need: u64) -> u64 {
+        let Some(capacity) = self.bounds.tokens else { return 0 };
+        let mut over = (self.held + need).saturating_sub(capacity);
+        let mut pushed = 0;
+        let mut at = self.oldest;
+        while over > 0 && at != NONE {
+            let run = &self.runs[at as usize];
+            over -= over.min(run.filler);
+            let content = over.min(run.content);
+            pushed += content;
+            over -= content;
+            at = run.newer;
+        }
+        pushed
+    }
+
+    /// Forgets everything: the engine restarted or reset its cache. Claims made before become void.
+    pub fn clear(&mut self, witness: &mut impl Witness) -> usize {
+        let dropped = self.table.len();
+        for &slot in self.table.iter() {
+            witness.dropped(self.blocks[slot as usize].hash);
+        }
+        *self = Cache { epoch: self.epoch + 1, ..Cache::new(self.bounds) };
+        dropped
+    }
+
+    /// New bounds hold at once.
+    pub fn set_bounds(&mut self, bounds: Bounds, witness: &mut impl Witness) {
+        self.bounds = bounds;
+        self.make_room(0, 0, witness);
+    }
+
+    fn find(&self, hash: BlockHash) -> Option<u32> {
+        self.table.find(hash.0, |&slot| self.blocks[slot as usize].hash == hash).copied()
+    }
+
+    fn insert(&mut self, hash: BlockHash, tokens: u32) -> u32 {
+        let block = Block { hash, tokens, pins: 1, run: NONE };
+        let slot = put(&mut self.blocks, &mut self.free_blocks, block);
+        let blocks = &self.blocks;
+        self.table.insert_unique(hash.0, slot, |&slot| blocks[slot as usize].hash.0);
+        self.held += u64::from(tokens);
+        slot
+    }
+
+    fn remove(&mut self, slot: u32, witness: &mut impl Witness) {
+        let Block { hash, tokens, .. } = self.blocks[slot as usize];
+        if let Ok(entry) = self.table.find_entry(hash.0, |&other| other == slot) {
+            entry.remove();
+        }
+        self.free_blocks.push(slot);
+        self.held -= u64::from(tokens);
+        witness.dropped(hash);
+    }
+
+    fn pin(&mut self, slot: u32) {
+        let block = &mut self.blocks[slot as usize];
+        block.pins += 1;
+        let at = std::mem::replace(&mut block.run, NONE);
+        if at == NONE {
+            return;
+        }
+        let run = &mut self.runs[at as usize];
+        run.content -= u64::from(block.tokens);
+        if run.blocks[run.start] == slot {
+            run.start += 1;
+        } else if let Some(place) = run.blocks[run.start..].iter().position(|&other| other == slot) {
+            // Only if two different prefixes share a 64-bit hash: then order no longer matters, only that counts hold.
+            run.blocks.remove(run.start + place);
+        }
+        self.drop_if_empty(at);
+    }
+
+    /// Answers whether nobody uses the block any more.
+    fn unpin(&mut self, slot: u32) -> bool {
+        let block = &mut self.blocks[slot as usize];
+        block.pins -= 1;
+        block.pins == 0
+    }
+
+    fn append(&mut self, run: Run) {
+        let at = put(&mut self.runs, &mut self.free_runs, run);
+        let run = &mut self.runs[at as usize];
+        run.older = self.newest;
+        for &slot in &run.blocks {
+            self.blocks[slot as usize].run = at;
+        }
+        match self.newest {
+            NONE => self.oldest = at,
+            newest => self.runs[newest as usize].newer = at,
+        }
+        self.newest = at;
+    }
+
+    fn drop_if_empty(&mut self, at: u32) {
+        let run = &mut self.runs[at as usize];
+        if run.filler > 0 || run.start < run.blocks.len() {
+            return;
+        }
+        let Run { older, newer, .. } = std::mem::take(run);
+        match older {
+            NONE => self.oldest = newer,
+            older => self.runs[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.runs[newer as usize].older = older,
+        }
+        self.free_runs.push(at);
+    }
+
+    /// Evicts until `tokens` and `blocks` more fit, or nothing is left to evict.
+    fn make_room(&mut self, tokens: u64, blocks: usize, witness: &mut impl Witness) {
+        let limit = self.bounds.tokens.unwrap_or(u64::MAX);
+        while self.oldest != NONE {
+            let over = self.held.saturating_add(tokens).saturating_sub(limit);
+            let crowded = self.table.len() + blocks > self.bounds.blocks;
+            if over == 0 && !crowded {
+                break;
+            }
+            self.evict_one(over, witness);
+        }
+    }
+
+    /// Takes from the oldest run: filler first, and of it no more than needed, else its last block.
+    fn evict_one(&mut self, over: u64, witness: &mut impl Witness) {
+        let at = self.oldest;
+        let run = &mut self.runs[at as usize];
+        if run.filler > 0 {
+            // Filler costs no memory of ours: when only the bound on blocks presses, it goes whole.
+            let taken = if over == 0 { run.filler } else { run.filler.min(over) };
+            run.filler -= taken;
+            self.held -= taken;
+        } else if let Some(slot) = run.blocks.pop() {
+            run.content -= u64::from(self.blocks[slot as usize].tokens);
+            self.remove(slot, witness);
+        }
+        self.drop_if_empty(at);
+    }
+}
+
+/// Puts a value into a slab: a freed place if there is one, else a new one.
+fn put<T>(slab: &mut Vec<T>, free: &mut Vec<u32>, value: T) -> u32 {
+    match free.pop() {
+        Some(slot) => {
+            slab[slot as usize] = value;
+            slot
+        }
+        None => {
+            slab.push(value);
+            u32::try_from(slab.len() - 1).expect("the bound on blocks keeps slabs far below 2^32")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

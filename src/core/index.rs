@@ -1,1 +1,219 @@
-//! (being written)
+//! Who is believed to hold which block: one map from block hash to the set of workers, so that a look-up costs the same in
+//! a fleet of four and of a thousand. It follows the per-worker [`caches`](crate::core::cache) and never leads them.
+//!
+//! Caches are closed under prefixes, so along a chain the sets only shrink, and two places with equally many holders have
+//! the same holders: a look-up jumps from change to change instead of walking.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+use dashmap::DashMap;
+
+use crate::core::ids::{BlockHash, WorkerId};
+
+/// Block hashes are uniform already (keyed blake3): hashing them again would only cost time.
+#[derive(Default)]
+pub struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+/// A set of worker slots. Nearly all blocks have one holder, which needs no allocation.
+#[derive(Clone, Debug)]
+enum Holders {
+    One(u32),
+    Many(Box<Members>),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Members {
+    count: usize,
+    bits: Vec<u64>,
+}
+
+impl Members {
+    fn set(&mut self, worker: u32, member: bool) {
+        let (word, mask) = (worker as usize / 64, 1u64 << (worker % 64));
+        if self.bits.len() <= word {
+            self.bits.resize(word + 1, 0);
+        }
+        if (self.bits[word] & mask != 0) != member {
+            self.bits[word] ^= mask;
+            self.count = if member { self.count + 1 } else { self.count - 1 };
+        }
+    }
+
+    fn has(&self, worker: u32) -> bool {
+        self.bits.get(worker as usize / 64).is_some_and(|word| word & (1 << (worker % 64)) != 0)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.bits.iter().zip(0u32..).flat_map(|(&word, at)| {
+            let mut left = word;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(at * 64 + bit)
+            })
+        })
+    }
+}
+
+impl Holders {
+    fn count(&self) -> usize {
+        match self {
+            Holders::One(_) => 1,
+            Holders::Many(members) => members.count,
+        }
+    }
+
+    fn has(&self, worker: u32) -> bool {
+        match self {
+            Holders::One(one) => *one == worker,
+            Holders::Many(members) => members.has(worker),
+        }
+    }
+
+    fn to_vec(&self) -> Vec<u32> {
+        match self {
+            Holders::One(one) => vec![*one],
+            Holders::Many(members) => members.iter().collect(),
+        }
+    }
+
+    fn add(&mut self, worker: u32) {
+        match self {
+            Holders::One(one) if *one == worker => {}
+            Holders::One(one) => {
+                let mut members = Members::default();
+                members.set(*one, true);
+                members.set(worker, true);
+                *self = Holders::Many(Box::new(members));
+            }
+            Holders::Many(members) => members.set(worker, true),
+        }
+    }
+
+    /// Answers whether nobody is left.
+    fn remove(&mut self, worker: u32) -> bool {
+        match self {
+            Holders::One(one) => *one == worker,
+            Holders::Many(members) => {
+                members.set(worker, false);
+                if members.count == 1 {
+                    let last = members.iter().next();
+                    *self = last.map_or(Holders::One(worker), Holders::One);
+                    return false;
+                }
+                members.count == 0
+            }
+        }
+    }
+}
+
+/// A worker and how many of the chain's blocks, from the first on, it is believed to hold.
+pub type Depth = (WorkerId, usize);
+
+#[derive(Default)]
+pub struct Index {
+    holders: DashMap<BlockHash, Holders, BuildHasherDefault<AsIs>>,
+}
+
+impl Index {
+    /// Distinct blocks that somebody holds.
+    pub fn len(&self) -> usize {
+        self.holders.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    pub fn add(&self, hash: BlockHash, worker: WorkerId) {
+        self.holders
+            .entry(hash)
+            .and_modify(|holders| holders.add(worker.0))
+            .or_insert(Holders::One(worker.0));
+    }
+
+    pub fn remove(&self, hash: BlockHash, worker: WorkerId) {
+        self.holders.remove_if_mut(&hash, |_, holders| holders.remove(worker.0));
+    }
+
+    /// The depth of every worker that holds at least the chain's first block, in no particular order.
+    pub fn depths(&self, chain: &[BlockHash]) -> Vec<Depth> {
+        let Some(mut current) = chain.first().and_then(|first| self.holders_of(*first)) else {
+            return Vec::new();
+        };
+        let mut found = Vec::with_capacity(current.len());
+        let mut at = 0;
+        loop {
+            let change = self.next_change(chain, at, current.len());
+            let next = chain.get(change).and_then(|hash| self.holders.get(hash));
+            let Some(next) = next else {
+                found.extend(current.iter().map(|&worker| (WorkerId(worker), change)));
+                return found;
+            };
+            current.retain(|&worker| {
+                let stays = next.has(worker);
+                if !stays {
+                    found.push((WorkerId(worker), change));
+                }
+                stays
+            });
+            if current.is_empty() {
+                return found;
+            }
+            at = change;
+        }
+    }
+
+    fn holders_of(&self, hash: BlockHash) -> Option<Vec<u32>> {
+        self.holders.get(&hash).map(|holders| holders.to_vec())
+    }
+
+    fn count(&self, hash: BlockHash) -> usize {
+        self.holders.get(&hash).map_or(0, |holders| holders.count())
+    }
+
+    /// The first place after `at` whose holders are not as many as `count`: doubling steps, then bisection.
+    fn next_change(&self, chain: &[BlockHash], at: usize, count: usize) -> usize {
+        let mut same = at;
+        let mut step = 1;
+        let mut differs = loop {
+            let probe = (same + step).min(chain.len());
+            if probe == chain.len() && (probe == same || self.count(chain[probe - 1]) == count) {
+                return probe;
+            }
+            let probe = probe.min(chain.len() - 1);
+            if self.count(chain[probe]) != count {
+                break probe;
+            }
+            same = probe;
+            step *= 2;
+        };
+        while differs - same > 1 {
+            let middle = same + (differs - same) / 2;
+            match self.count(chain[middle]) == count {
+                true => same = middle,
+                false => differs = middle,
+            }
+        }
+        differs
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,179 @@
-//! (being written)
+//! The work a worker has been given: prompts without a first token yet (its prefill queue), open requests, and a fading tally
+//! of what it was given lately. Work is counted in tokens and seconds, not in requests: one request can be a thousand times
+//! another.
+//!
+//! The engine prefills first come, first served. Where answers are streamed the first token says when a prefill is over; where
+//! they are not, the prefill is taken to be over when the worker's speed says so.
+
+use std::collections::VecDeque;
+
+use crate::core::ids::Time;
+use crate::core::speed::Pace;
+
+/// Names one booking within a worker.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Ticket(u64);
+
+#[derive(Debug)]
+struct Prefill {
+    ticket: Ticket,
+    /// Uncached prompt tokens.
+    tokens: f64,
+    streams: bool,
+    since: Time,
+}
+
+/// Seconds over which work given to a worker is remembered; 180 s as in Preble (ICLR'25), where it was found to even out
+/// which worker becomes the home of how many long conversations.
+pub const RECENT_SECONDS: f64 = 180.0;
+
+#[derive(Debug, Default)]
+pub struct Load {
+    prefills: VecDeque<Prefill>,
+    queued: f64,
+    /// When the engine is taken to have begun with the first of `prefills`.
+    serving_since: Time,
+    open: usize,
+    next_ticket: u64,
+    recent: f64,
+    recent_at: Time,
+    pub pace: Pace,
+}
+
+impl Load {
+    /// Requests sent and not ended.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Uncached prompt tokens given to the worker and not prefilled by `now`.
+    pub fn queue(&mut self, now: Time, tokens_per_s: f64) -> f64 {
+        self.pass(now, tokens_per_s);
+        let served = self
+            .prefills
+            .front()
+            .map_or(0.0, |first| ((now - self.serving_since).max(0.0) * tokens_per_s).min(first.tokens));
+        (self.queued - served).max(0.0)
+    }
+
+    /// Seconds of work given in the last [`RECENT_SECONDS`], as a share of that time (fading, so it has no edge).
+    pub fn recent(&self, now: Time) -> f64 {
+        self.recent * fade(now - self.recent_at)
+    }
+
+    /// Books a request: `tokens` to prefill and, for the tally, `seconds` of work in all.
+    pub fn book(&mut self, tokens: f64, seconds: f64, streams: bool, now: Time) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        if self.prefills.is_empty() {
+            self.serving_since = now;
+        }
+        self.prefills.push_back(Prefill { ticket, tokens, streams, since: now });
+        self.queued += tokens;
+        self.open += 1;
+        self.recent = self.recent(now) + seconds / RECENT_SECONDS;
+        self.recent_at = now;
+        ticket
+    }
+
+    /// The request's first token came: what is known of the prefill that ended, for the worker's speed.
+    pub fn first_token(&mut self, ticket: Ticket, now: Time) -> Option<Served> {
+        let place = self.prefills.iter().position(|prefill| prefill.ticket == ticket)?;
+        let prefill = self.prefills.remove(place)?;
+        self.queued = if self.prefills.is_empty() { 0.0 } else { self.queued - prefill.tokens };
+        let begun = if self.serving_since > prefill.since { self.serving_since } else { prefill.since };
+        self.serving_since = now;
+        Some(Served { seconds: now - begun, in_order: place == 0 })
+    }
+
+    /// The request has ended, or was never begun.
+    pub fn end(&mut self, ticket: Ticket, now: Time) {
+        self.open = self.open.saturating_sub(1);
+        let first = self.prefills.front().is_some_and(|prefill| prefill.ticket == ticket);
+        if let Some(place) = self.prefills.iter().position(|prefill| prefill.ticket == ticket) {
+            let gone = self.prefills.remove(place).map_or(0.0, |prefill| prefill.tokens);
+            self.queued = if self.prefills.is_empty() { 0.0 } else { self.queued - gone };
+            if first {
+                self.serving_since = now;
+            }
+        }
+    }
+
+    /// Takes prefills whose end nobody will report as over once their time has passed.
+    fn pass(&mut self, now: Time, tokens_per_s: f64) {
+        while let Some(first) = self.prefills.front() {
+            let ends = self.serving_since + first.tokens / tokens_per_s;
+            if first.streams || ends > now {
+                break;
+            }
+            self.queued -= first.tokens;
+            self.serving_since = ends;
+            self.prefills.pop_front();
+        }
+        if self.prefills.is_empty() {
+            self.queued = 0.0;
+        }
+    }
+}
+
+/// A prefill that ended: how long the worker was at it, and whether it was the oldest one (else it was served out of order
+/// and says nothing of the speed).
+#[derive(Copy, Clone, PartialEq, Debug)]
+pub struct Served {
+    pub seconds: f64,
+    pub in_order: bool,
+}
+
+fn fade(seconds: f64) -> f64 {
+    (-seconds.max(0.0) / RECENT_SECONDS).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_streamed_prefill_leaves_the_queue_with_its_first_token() {
+        let mut load = Load::default();
+        let a = load.book(1000.0, 1.0, true, Time(0.0));
+        let b = load.book(500.0, 1.0, true, Time(0.0));
+        assert_eq!(load.queue(Time(0.5), 1000.0), 1000.0, "half of the first is done");
+        assert_eq!(load.queue(Time(9.0), 1000.0), 500.0, "progress never goes past the prompt in service");
+        assert_eq!(load.first_token(a, Time(9.0)), Some(Served { seconds: 9.0, in_order: true }));
+        assert_eq!(load.queue(Time(9.25), 1000.0), 250.0);
+        load.end(a, Time(9.25));
+        load.end(b, Time(9.25));
+        assert_eq!((load.queue(Time(9.25), 1000.0), load.open()), (0.0, 0));
+    }
+
+    #[test]
+    fn an_unseen_prefill_ends_when_the_speed_says_so() {
+        let mut load = Load::default();
+        let a = load.book(1000.0, 1.0, false, Time(0.0));
+        let b = load.book(1000.0, 1.0, false, Time(0.0));
+        assert_eq!(load.queue(Time(1.5), 1000.0), 500.0);
+        assert_eq!(load.queue(Time(5.0), 1000.0), 0.0);
+        assert_eq!(load.open(), 2, "they still generate");
+        load.end(a, Time(6.0));
+        load.end(b, Time(6.0));
+        assert_eq!(load.open(), 0);
+    }
+
+    #[test]
+    fn out_of_order_first_tokens_are_told_apart() {
+        let mut load = Load::default();
+        let _a = load.book(1000.0, 1.0, true, Time(0.0));
+        let b = load.book(10.0, 1.0, true, Time(0.0));
+        assert_eq!(load.first_token(b, Time(0.1)).map(|served| served.in_order), Some(false));
+        assert_eq!(load.first_token(b, Time(0.2)), None, "only once");
+    }
+
+    #[test]
+    fn the_tally_fades() {
+        let mut load = Load::default();
+        let _ = load.book(0.0, 18.0, true, Time(0.0));
+        assert!((load.recent(Time(0.0)) - 0.1).abs() < 1e-12);
+        let later = load.recent(Time(RECENT_SECONDS));
+        assert!((later - 0.1 / std::f64::consts::E).abs() < 1e-12);
+    }
+}

@@ -1,141 +1,324 @@
 //! Picks the worker for one request and books the work there, as one step, so that a burst sees itself. The proxy,
 //! `explain`, the shadow and `simulate` all call [`Planner::plan`].
+//!
+//! Locks, in the order in which they may be taken: the table of loads (held from pricing to booking, a microsecond or so for
+//! a fleet of 64), one worker's cache, the index's shards. None is held while hashing or looking up.
 
 use std::sync::Arc;
 
-use crate::core::blocks::Chain;
-use crate::core::ids::{Time, WorkerId};
-use crate::core::price::{PriceSettings, Terms};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 
-/// How a worker is picked.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Policy {
-    /// Uniformly among the eligible workers, as a Kubernetes Service does.
-    Random,
-    /// The worker with the lowest price: booked and uncached prefill work.
-    Kv,
-}
-
-/// What the planner is told of a worker when it joins.
-#[derive(Clone, Debug)]
-pub struct WorkerSpec {
-    /// Stable over restarts and equal on all replicas (a hash of the worker's address or pod name): ranks the worker for
-    /// cold prefixes.
-    pub key: u64,
-    /// KV cache size in tokens, if known.
-    pub capacity_tokens: Option<u64>,
-    /// Prefill speed in tokens a second, if known; learned otherwise.
-    pub prefill_speed: Option<f64>,
-}
-
-/// One request, as far as placement is concerned.
-#[derive(Clone, Debug)]
-pub struct Ask {
-    /// Empty when the prompt could not be read: routed by load.
-    pub chain: Chain,
-    /// Tokens that one block of the chain stands for.
-    pub block_tokens: f64,
-    /// Tokens of the whole prompt (estimated from its bytes in the proxy, exact in the simulator).
-    pub prompt_tokens: f64,
-    /// Tokens expected to be generated.
-    pub output_tokens: f64,
-    /// Whether the first token will be seen (a streamed answer) or must be guessed from elapsed time.
-    pub streams: bool,
-}
-
-/// Why the worker was picked; a closed set, used as a metric label.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Reason {
-    /// Policy `Random`.
-    Random,
-    /// The only eligible worker.
-    Only,
-    /// The picked worker holds more of the prompt than all others do.
-    Warm,
-    /// Some other worker holds more, but its queue costs more than the prefill here.
-    Spill,
-    /// Nobody holds more than the rest.
-    Cold,
-    /// The prompt has no full block or could not be read.
-    Load,
-}
-
-/// One worker as the planner saw it.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    pub worker: WorkerId,
-    pub terms: Terms,
-}
-
-/// What was decided and from what.
-#[derive(Clone, Debug)]
-pub struct Decision {
-    pub worker: WorkerId,
-    pub reason: Reason,
-    /// Prompt tokens believed to be cached on the picked worker.
-    pub predicted_cached_tokens: f64,
-    /// The picked worker's terms, then all others' (in slot order).
-    pub candidates: Vec<Candidate>,
-}
-
-/// What is known when a request has ended. Absent means the worker did not say.
-#[derive(Copy, Clone, Debug, Default)]
-pub struct Finished {
-    pub prompt_tokens: Option<u32>,
-    pub cached_tokens: Option<u32>,
-    pub output_tokens: Option<u32>,
-}
+use crate::core::booking::Booking;
+use crate::core::cache::{Bounds, Cache, Witness};
+pub use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason, WorkerSpec};
+use crate::core::ghost::Ghosts;
+use crate::core::ids::{BlockHash, Time, WorkerId};
+use crate::core::index::Index;
+use crate::core::load::Load;
+use crate::core::price::PriceSettings;
+use crate::core::speed::{Line, Pace};
+use crate::core::view::View;
 
 /// Settings of the planner; `Default` is the one place where its defaults are.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub price: PriceSettings,
+    /// Learn each worker's prefill speed; if off, all are taken to be equally fast unless told otherwise.
+    pub learn_speed: bool,
+    /// Believed blocks over all workers, shared out evenly.
+    pub max_blocks: usize,
+    /// Evicted blocks whose last home is remembered.
+    pub max_ghosts: usize,
 }
 
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            price: PriceSettings::default(),
+            learn_speed: true,
+            max_blocks: 2_000_000,
+            max_ghosts: 1_000_000,
+        }
+    }
+}
+
+/// A worker's place in the planner. The generation tells a slot's present worker from the one that had it before.
+pub(super) struct Slot {
+    pub(super) id: WorkerId,
+    pub(super) generation: u64,
+    pub(super) spec: WorkerSpec,
+    /// `None` once the worker has left: a decision under way may still hold the slot, and must leave nothing behind.
+    pub(super) cache: Mutex<Option<Cache>>,
+}
+
+/// The loads of all workers, by slot. One lock, so that pricing and booking are one step.
+#[derive(Default)]
+pub(super) struct Table {
+    seats: Vec<Seat>,
+    /// Mean seconds from first to last token of late.
+    decode_seconds: f64,
+    line: Line,
+}
+
+#[derive(Default)]
+struct Seat {
+    generation: u64,
+    load: Load,
+}
+
+impl Table {
+    /// The load of the slot's worker, unless it has left.
+    pub(super) fn load(&mut self, slot: &Slot) -> Option<&mut Load> {
+        let seat = self.seats.get_mut(slot.id.index())?;
+        (seat.generation == slot.generation).then_some(&mut seat.load)
+    }
+
+    pub(super) fn saw_decode(&mut self, seconds: f64) {
+        const KEEP: f64 = 0.98;
+        self.decode_seconds = match self.decode_seconds {
+            0.0 => seconds,
+            mean => KEEP * mean + (1.0 - KEEP) * seconds,
+        };
+    }
+
+    /// A prefill of `tokens` took the slot's worker so long.
+    pub(super) fn saw_prefill(&mut self, slot: &Slot, tokens: f64, seconds: f64) {
+        self.line.learn(tokens, seconds);
+        let line = self.line;
+        if let Some(load) = self.load(slot) {
+            load.pace.learn(&line, tokens, seconds);
+        }
+    }
+
+    pub(super) fn line(&self) -> Line {
+        self.line
+    }
+}
+
+/// The share of a request's generation that counts as work when the recent past is tallied: decoding shares the worker with
+/// others, a prefill has it nearly to itself.
+const DECODE_SHARE: f64 = 0.1;
+
+pub(super) type Fleet = Vec<Option<Arc<Slot>>>;
+
 pub struct Planner {
-    settings: Settings,
+    pub(super) settings: Settings,
+    fleet: ArcSwap<Fleet>,
+    /// Membership changes one at a time; holds the next generation.
+    membership: Mutex<u64>,
+    table: Mutex<Table>,
+    pub(super) index: Index,
+    pub(super) ghosts: Ghosts,
 }
 
 impl Planner {
     pub fn new(settings: Settings) -> Arc<Planner> {
-        Arc::new(Planner { settings })
+        Arc::new(Planner {
+            ghosts: Ghosts::new(settings.max_ghosts),
+            settings,
+            fleet: ArcSwap::default(),
+            membership: Mutex::new(1),
+            table: Mutex::default(),
+            index: Index::default(),
+        })
     }
-    pub fn add_worker(&self, _spec: WorkerSpec) -> WorkerId {
-        WorkerId(0)
+
+    pub fn add_worker(&self, spec: WorkerSpec) -> WorkerId {
+        let mut next_generation = self.membership.lock();
+        let mut fleet = Fleet::clone(&self.fleet.load());
+        let place = fleet.iter().position(Option::is_none).unwrap_or(fleet.len());
+        if place == fleet.len() {
+            fleet.push(None);
+        }
+        let id = WorkerId(u32::try_from(place).expect("a fleet has fewer than 2^32 workers"));
+        let generation = *next_generation;
+        *next_generation += 1;
+        let mut load = Load::default();
+        load.pace = Pace::told(spec.prefill_speed);
+        {
+            let mut table = self.table.lock();
+            if table.seats.len() <= place {
+                table.seats.resize_with(place + 1, Seat::default);
+            }
+            table.seats[place] = Seat { generation, load };
+        }
+        let bounds = Bounds { tokens: spec.capacity_tokens, blocks: 0 };
+        fleet[place] =
+            Some(Arc::new(Slot { id, generation, spec, cache: Mutex::new(Some(Cache::new(bounds))) }));
+        self.share_blocks(&fleet);
+        self.fleet.store(Arc::new(fleet));
+        id
     }
+
     /// Forgets the worker and frees its slot; bookings on it that are still open become no-ops.
-    pub fn remove_worker(&self, _worker: WorkerId) {}
-    /// Empties what is believed of the worker's cache (it restarted); answers how many blocks were dropped.
-    pub fn forget(&self, _worker: WorkerId) -> usize {
-        0
+    pub fn remove_worker(&self, worker: WorkerId) {
+        let _membership = self.membership.lock();
+        let mut fleet = Fleet::clone(&self.fleet.load());
+        let Some(slot) = fleet.get_mut(worker.index()).and_then(Option::take) else { return };
+        self.share_blocks(&fleet);
+        self.fleet.store(Arc::new(fleet));
+        self.table.lock().seats[worker.index()] = Seat::default();
+        if let Some(mut cache) = slot.cache.lock().take() {
+            cache.clear(&mut self.follow(worker));
+        }
     }
-    pub fn set_capacity(&self, _worker: WorkerId, _tokens: Option<u64>) {}
-    /// Picks among `eligible` and books the request there. `random` decides ties and draws. `None` if nobody is eligible.
+
+    /// Empties what is believed of the worker's cache (it restarted); answers how many blocks were dropped.
+    pub fn forget(&self, worker: WorkerId) -> usize {
+        let Some(slot) = self.slot(worker) else { return 0 };
+        let mut follow = self.follow(worker);
+        slot.cache.lock().as_mut().map_or(0, |cache| cache.clear(&mut follow))
+    }
+
+    /// The engine's cache size in tokens is known, has changed, or is no longer known.
+    pub fn set_capacity(&self, worker: WorkerId, tokens: Option<u64>) {
+        let Some(slot) = self.slot(worker) else { return };
+        self.with_cache(&slot, |cache, follow| {
+            let bounds = Bounds { tokens, ..cache.bounds() };
+            if bounds != cache.bounds() {
+                cache.set_bounds(bounds, follow);
+            }
+        });
+    }
+
+    /// Picks among `eligible` and books the request there. `random` decides draws and ties. `None` if nobody is eligible.
     pub fn plan(
         self: &Arc<Self>,
-        _ask: &Ask,
-        _eligible: &[WorkerId],
-        _policy: Policy,
-        _now: Time,
-        _random: u64,
+        ask: &Ask,
+        eligible: &[WorkerId],
+        policy: Policy,
+        now: Time,
+        random: u64,
     ) -> Option<(Decision, Booking)> {
-        let _ = &self.settings;
-        None
+        let fleet = self.fleet.load();
+        let mut view = View::new(self, ask, eligible, &fleet)?;
+        let mut table = self.table.lock();
+        let decision = view.decide(self, &mut table, policy, now, random);
+        let slot = Arc::clone(fleet.get(decision.worker.index())?.as_ref()?);
+        let terms = view.terms(decision.worker)?;
+        let seconds = terms.uncached / terms.speed + DECODE_SHARE * table.decode_seconds;
+        let Some(load) = table.load(&slot) else {
+            // The worker left while we looked; the fleet without it is in place already.
+            drop(table);
+            return self.plan(ask, eligible, policy, now, random);
+        };
+        let ticket = load.book(terms.uncached, seconds, ask.streams, now);
+        drop(table);
+        let decision = Decision { candidates: view.candidates, ..decision };
+        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, terms.uncached, now)))
+    }
+
+    /// What [`Planner::plan`] would do, without doing it.
+    pub fn explain(
+        &self,
+        ask: &Ask,
+        eligible: &[WorkerId],
+        policy: Policy,
+        now: Time,
+        random: u64,
+    ) -> Option<Decision> {
+        let fleet = self.fleet.load();
+        let mut view = View::new(self, ask, eligible, &fleet)?;
+        let decision = view.decide(self, &mut self.table.lock(), policy, now, random);
+        Some(Decision { candidates: view.candidates, ..decision })
+    }
+
+    /// What is believed and booked of one worker.
+    pub fn belief(&self, worker: WorkerId, now: Time) -> Option<Belief> {
+        let slot = self.slot(worker)?;
+        let (queue_tokens, open, prefill_speed) = {
+            let mut table = self.table.lock();
+            let line = table.line();
+            let load = table.load(&slot)?;
+            let speed = load.pace.known(&line);
+            (load.queue(now, speed.unwrap_or(line.tokens_per_s())), load.open(), speed)
+        };
+        let guard = slot.cache.lock();
+        let cache = guard.as_ref()?;
+        Some(Belief {
+            blocks: cache.len(),
+            held_tokens: cache.held_tokens(),
+            capacity_tokens: cache.bounds().tokens,
+            queue_tokens,
+            open,
+            prefill_speed,
+        })
+    }
+
+    /// Distinct blocks believed to be held by anybody.
+    pub fn believed_blocks(&self) -> usize {
+        self.index.len()
+    }
+
+    pub(super) fn table(&self) -> parking_lot::MutexGuard<'_, Table> {
+        self.table.lock()
+    }
+
+    pub(super) fn learns_speed(&self) -> bool {
+        self.settings.learn_speed
+    }
+
+    /// Does something to the slot's cache while the index and the ghosts follow; `None` if the worker has left.
+    pub(super) fn with_cache<T>(
+        &self,
+        slot: &Slot,
+        act: impl FnOnce(&mut Cache, &mut Follow) -> T,
+    ) -> Option<T> {
+        let mut follow = self.follow(slot.id);
+        let result = slot.cache.lock().as_mut().map(|cache| act(cache, &mut follow));
+        self.ghosts.remember(&follow.dropped, slot.id);
+        result
+    }
+
+    fn slot(&self, worker: WorkerId) -> Option<Arc<Slot>> {
+        self.fleet.load().get(worker.index())?.clone()
+    }
+
+    fn follow(&self, worker: WorkerId) -> Follow<'_> {
+        Follow { index: &self.index, worker, dropped: Vec::new() }
+    }
+
+    fn share_blocks(&self, fleet: &Fleet) {
+        let workers = fleet.iter().flatten().count().max(1);
+        for slot in fleet.iter().flatten() {
+            self.with_cache(slot, |cache, follow| {
+                let bounds = Bounds { blocks: self.settings.max_blocks / workers, ..cache.bounds() };
+                cache.set_bounds(bounds, follow);
+            });
+        }
     }
 }
 
-/// The claim of one request on one worker: counted in the worker's queue and in its believed cache. Dropped before
-/// [`Booking::commit`] it undoes both (the worker never worked on the request); dropped after, it ends the request there.
-#[must_use = "a booking dropped at once counts for nothing"]
-pub struct Booking {
-    _planner: Arc<Planner>,
+/// What is believed and booked of one worker, for operators.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Belief {
+    pub blocks: usize,
+    /// Tokens in use or reusable, answers included.
+    pub held_tokens: u64,
+    pub capacity_tokens: Option<u64>,
+    pub queue_tokens: f64,
+    pub open: usize,
+    pub prefill_speed: Option<f64>,
 }
 
-impl Booking {
-    /// The worker has taken the request (its response head came).
-    pub fn commit(&mut self, _now: Time) {}
-    /// The first generated token came: the prefill is over.
-    pub fn first_token(&mut self, _now: Time) {}
-    /// The answer is complete.
-    pub fn finish(self, _finished: Finished, _now: Time) {}
+/// Lets the index follow one worker's cache, and keeps what was dropped.
+pub(super) struct Follow<'p> {
+    index: &'p Index,
+    worker: WorkerId,
+    dropped: Vec<BlockHash>,
 }
+
+impl Witness for Follow<'_> {
+    fn stored(&mut self, hash: BlockHash) {
+        self.index.add(hash, self.worker);
+    }
+
+    fn dropped(&mut self, hash: BlockHash) {
+        self.index.remove(hash, self.worker);
+        self.dropped.push(hash);
+    }
+}
+
+#[cfg(test)]
+mod tests;

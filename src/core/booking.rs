@@ -1,0 +1,121 @@
+//! The claim of one request on one worker: counted in the worker's queue and in its believed cache, and taken back by drop.
+
+use std::sync::Arc;
+
+use crate::core::cache::Claim;
+use crate::core::ids::{Time, WorkerId};
+use crate::core::load::{Served, Ticket};
+use crate::core::planner::{Ask, Planner, Slot};
+
+/// What is known when a request has ended. Absent means the worker did not say.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    pub prompt_tokens: Option<u32>,
+    pub cached_tokens: Option<u32>,
+    pub output_tokens: Option<u32>,
+}
+
+/// Dropped before [`Booking::commit`] it undoes both counts, because the worker never worked on the request; dropped after,
+/// it ends the request there, whose blocks the worker keeps.
+#[must_use = "a booking dropped at once counts for nothing"]
+pub struct Booking {
+    planner: Arc<Planner>,
+    slot: Arc<Slot>,
+    ticket: Ticket,
+    claim: Option<Claim>,
+    committed: bool,
+    /// Tokens of the chain's full blocks, for telling filler from content.
+    content_tokens: u64,
+    guessed_tokens: u64,
+    uncached: f64,
+    served: Option<(Served, Time)>,
+    /// The latest time this booking has been told.
+    at: Time,
+}
+
+impl Booking {
+    pub(super) fn new(
+        planner: Arc<Planner>,
+        slot: Arc<Slot>,
+        ask: &Ask,
+        ticket: Ticket,
+        uncached: f64,
+        now: Time,
+    ) -> Booking {
+        let block_tokens = ask.block_tokens.round().max(1.0) as u32;
+        let content_tokens = ask.chain.hashes.len() as u64 * u64::from(block_tokens);
+        let guessed_tokens = (ask.prompt_tokens + ask.output_tokens).max(0.0) as u64;
+        let filler = guessed_tokens.saturating_sub(content_tokens);
+        let claim = planner
+            .with_cache(&slot, |cache, follow| cache.admit(&ask.chain.hashes, block_tokens, filler, follow));
+        Booking {
+            planner,
+            slot,
+            ticket,
+            claim,
+            committed: false,
+            content_tokens,
+            guessed_tokens,
+            uncached,
+            served: None,
+            at: now,
+        }
+    }
+
+    pub fn worker(&self) -> WorkerId {
+        self.slot.id
+    }
+
+    /// The worker has taken the request: its blocks stay, however the request ends.
+    pub fn commit(&mut self, now: Time) {
+        self.committed = true;
+        self.at = now;
+    }
+
+    /// The first generated token came: the prefill is over.
+    pub fn first_token(&mut self, now: Time) {
+        self.at = now;
+        let served =
+            self.planner.table().load(&self.slot).and_then(|load| load.first_token(self.ticket, now));
+        if let Some(served) = served {
+            self.served = Some((served, now));
+        }
+    }
+
+    /// The answer is complete.
+    pub fn finish(mut self, finished: Finished, now: Time) {
+        self.committed = true;
+        self.at = now;
+        if let (Some(prompt), Some(output)) = (finished.prompt_tokens, finished.output_tokens) {
+            self.guessed_tokens = u64::from(prompt) + u64::from(output);
+        }
+        if let (Some(prompt), Some(cached)) = (finished.prompt_tokens, finished.cached_tokens) {
+            self.uncached = f64::from(prompt.saturating_sub(cached));
+        }
+        self.learn(now);
+    }
+
+    fn learn(&self, now: Time) {
+        let Some((served, first_token)) = self.served else { return };
+        let mut table = self.planner.table();
+        table.saw_decode(now - first_token);
+        if served.in_order && self.planner.learns_speed() {
+            table.saw_prefill(&self.slot, self.uncached, served.seconds);
+        }
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        if let Some(load) = self.planner.table().load(&self.slot) {
+            load.end(self.ticket, self.at);
+        }
+        let Some(claim) = self.claim.take() else { return };
+        let filler = self.guessed_tokens.saturating_sub(self.content_tokens);
+        let committed = self.committed;
+        self.planner.with_cache(&self.slot, |cache, follow| match committed {
+            true => cache.release(claim, filler, follow),
+            false => cache.undo(claim, follow),
+        });
+    }
+}

@@ -1,0 +1,279 @@
+//! The cache against its slow, obvious twin under random operations, and the engine's documented behaviour case by case.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Default)]
+struct Heard(Vec<(bool, u64)>);
+
+impl Witness for Heard {
+    fn stored(&mut self, hash: BlockHash) {
+        self.0.push((true, hash.0));
+    }
+
+    fn dropped(&mut self, hash: BlockHash) {
+        self.0.push((false, hash.0));
+    }
+}
+
+/// What is free to be reused, oldest first: one list, searched from end to end.
+#[derive(Clone, Debug, PartialEq)]
+enum Free {
+    Filler(u64),
+    Block(u64),
+}
+
+struct TwinClaim {
+    hashes: Vec<u64>,
+    matched: usize,
+    filler: u64,
+    epoch: u64,
+}
+
+/// The same cache, as one would explain it on a whiteboard.
+struct Twin {
+    bounds: Bounds,
+    block_tokens: u64,
+    pins: BTreeMap<u64, u32>,
+    free: Vec<Free>,
+    pinned_filler: u64,
+    epoch: u64,
+}
+
+impl Twin {
+    fn held(&self) -> u64 {
+        let filler: u64 = self.free.iter().map(|free| if let Free::Filler(n) = free { *n } else { 0 }).sum();
+        self.pins.len() as u64 * self.block_tokens + filler + self.pinned_filler
+    }
+
+    fn make_room(&mut self, tokens: u64, blocks: usize) {
+        loop {
+            let over = (self.held() + tokens).saturating_sub(self.bounds.tokens.unwrap_or(u64::MAX));
+            if self.free.is_empty() || (over == 0 && self.pins.len() + blocks <= self.bounds.blocks) {
+                return;
+            }
+            match self.free.remove(0) {
+                Free::Block(hash) => {
+                    self.pins.remove(&hash);
+                }
+                Free::Filler(n) if over > 0 && n > over => self.free.insert(0, Free::Filler(n - over)),
+                Free::Filler(_) => {}
+            }
+        }
+    }
+
+    fn admit(&mut self, chain: &[u64], filler: u64) -> TwinClaim {
+        let matched = chain.iter().take_while(|hash| self.pins.contains_key(hash)).count();
+        for &hash in chain {
+            if !self.pins.contains_key(&hash) {
+                self.make_room(self.block_tokens, 1);
+            }
+            *self.pins.entry(hash).or_default() += 1;
+            self.free.retain(|free| *free != Free::Block(hash));
+        }
+        self.make_room(filler, 0);
+        self.pinned_filler += filler;
+        TwinClaim { hashes: chain.to_vec(), matched, filler, epoch: self.epoch }
+    }
+
+    fn release(&mut self, claim: TwinClaim, filler: u64) {
+        if claim.epoch != self.epoch {
+            return;
+        }
+        self.pinned_filler -= claim.filler;
+        if filler > 0 {
+            self.free.push(Free::Filler(filler));
+        }
+        for &hash in claim.hashes.iter().rev() {
+            let pins = self.pins.get_mut(&hash).expect("a claimed block is held");
+            *pins -= 1;
+            if *pins == 0 {
+                self.free.push(Free::Block(hash));
+            }
+        }
+        self.make_room(0, 0);
+    }
+
+    fn undo(&mut self, mut claim: TwinClaim) {
+        if claim.epoch != self.epoch {
+            return;
+        }
+        for hash in claim.hashes.split_off(claim.matched) {
+            let pins = self.pins.get_mut(&hash).expect("a claimed block is held");
+            *pins -= 1;
+            if *pins == 0 {
+                self.pins.remove(&hash);
+            }
+        }
+        self.release(claim, 0);
+    }
+
+    fn pushed_by(&self, need: u64) -> u64 {
+        let Some(limit) = self.bounds.tokens else { return 0 };
+        let mut over = (self.held() + need).saturating_sub(limit);
+        let mut pushed = 0;
+        for free in &self.free {
+            let (tokens, content) = match free {
+                Free::Filler(n) => (*n, false),
+                Free::Block(_) => (self.block_tokens, true),
+            };
+            let taken = over.min(tokens);
+            over -= taken;
+            pushed += if content { taken } else { 0 };
+        }
+        pushed
+    }
+}
+
+const BLOCK: u32 = 16;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Admit { stem: u64, shared: usize, own: usize, filler: u64 },
+    End { which: usize, filler: u64 },
+    Undo { which: usize },
+    Clear,
+    Bound { tokens: Option<u64>, blocks: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..3u64, 0..6usize, 0..6usize, 0..80u64)
+            .prop_map(|(stem, shared, own, filler)| Step::Admit { stem, shared, own, filler }),
+        6 => (any::<usize>(), 0..80u64).prop_map(|(which, filler)| Step::End { which, filler }),
+        2 => any::<usize>().prop_map(|which| Step::Undo { which }),
+        1 => Just(Step::Clear),
+        1 => (proptest::option::of(0..600u64), 1..40usize).prop_map(|(tokens, blocks)| Step::Bound { tokens, blocks }),
+    ]
+}
+
+/// A chain with `shared` blocks of one of a few stems and then blocks of its own: prefixes in a tree, as in real traffic.
+fn chain(stem: u64, shared: usize, own: usize, serial: u64) -> Vec<u64> {
+    let stem_blocks = (0..shared as u64).map(|at| 1_000 * (stem + 1) + at);
+    stem_blocks.chain((0..own as u64).map(|at| 1_000_000 + 100 * serial + at)).collect()
+}
+
+fn hashes(chain: &[u64]) -> Vec<BlockHash> {
+    chain.iter().copied().map(BlockHash).collect()
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_its_slow_twin(steps in proptest::collection::vec(step(), 1..120)) {
+        let bounds = Bounds { tokens: Some(400), blocks: 30 };
+        let mut cache = Cache::new(bounds);
+        let mut twin = Twin {
+            bounds, block_tokens: u64::from(BLOCK), pins: BTreeMap::new(), free: Vec::new(), pinned_filler: 0, epoch: 0,
+        };
+        let mut heard = Heard::default();
+        let mut open: Vec<(Claim, TwinClaim)> = Vec::new();
+        for (serial, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Admit { stem, shared, own, filler } => {
+                    // Every fourth request repeats an earlier one's own blocks.
+                    let chain = chain(stem, shared, own, (serial as u64) / 4);
+                    let claim = cache.admit(&hashes(&chain), BLOCK, filler, &mut heard);
+                    let slow = twin.admit(&chain, filler);
+                    prop_assert_eq!(claim.matched(), slow.matched);
+                    open.push((claim, slow));
+                }
+                Step::End { which, filler } if !open.is_empty() => {
+                    let (claim, slow) = open.swap_remove(which % open.len());
+                    cache.release(claim, filler, &mut heard);
+                    twin.release(slow, filler);
+                }
+                Step::Undo { which } if !open.is_empty() => {
+                    let (claim, slow) = open.swap_remove(which % open.len());
+                    cache.undo(claim, &mut heard);
+                    twin.undo(slow);
+                }
+                Step::Clear => {
+                    prop_assert_eq!(cache.clear(&mut heard), twin.pins.len());
+                    twin = Twin { pins: BTreeMap::new(), free: Vec::new(), pinned_filler: 0, epoch: twin.epoch + 1, ..twin };
+                }
+                Step::Bound { tokens, blocks } => {
+                    let bounds = Bounds { tokens, blocks };
+                    cache.set_bounds(bounds, &mut heard);
+                    twin.bounds = bounds;
+                    twin.make_room(0, 0);
+                }
+                Step::End { .. } | Step::Undo { .. } => {}
+            }
+            prop_assert_eq!(cache.held_tokens(), twin.held());
+            prop_assert_eq!(cache.len(), twin.pins.len());
+            for need in [0, 16, 100, 1_000] {
+                prop_assert_eq!(cache.pushed_by(need), twin.pushed_by(need), "need {}", need);
+            }
+            let mut told = BTreeMap::new();
+            for &(stored, hash) in &heard.0 {
+                prop_assert_ne!(told.insert(hash, stored), Some(stored), "{} told twice", hash);
+            }
+            let held: Vec<u64> = told.into_iter().filter(|(_, stored)| *stored).map(|(hash, _)| hash).collect();
+            prop_assert_eq!(held, twin.pins.keys().copied().collect::<Vec<_>>());
+        }
+    }
+}
+
+fn cache(tokens: u64) -> Cache {
+    Cache::new(Bounds { tokens: Some(tokens), blocks: usize::MAX })
+}
+
+fn run(cache: &mut Cache, chain: &[BlockHash], filler: u64) -> usize {
+    let claim = cache.admit(chain, BLOCK, filler, &mut Heard::default());
+    let matched = claim.matched();
+    cache.release(claim, filler, &mut Heard::default());
+    matched
+}
+
+fn prefix(of: u64, blocks: u64) -> Vec<BlockHash> {
+    (0..blocks).map(|at| BlockHash(of * 1_000 + at)).collect()
+}
+
+/// vLLM 0.32 measured: five prompts of 125 blocks in turn, in 584 usable blocks, hit 84 blocks each, not none.
+#[test]
+fn heads_survive_a_cycle_that_does_not_fit() {
+    let mut cache = cache(584 * 16);
+    for round in 0..4 {
+        for of in 0..5 {
+            let matched = run(&mut cache, &prefix(of, 125), 0);
+            if round > 0 {
+                assert_eq!(matched, 84, "prompt {of} in round {round}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_in_use_are_never_dropped() {
+    let mut cache = cache(32 * 16);
+    let kept = cache.admit(&prefix(0, 20), BLOCK, 0, &mut Heard::default());
+    for of in 1..6 {
+        run(&mut cache, &prefix(of, 20), 0);
+    }
+    assert_eq!(cache.depth(&prefix(0, 20)), 20);
+    cache.release(kept, 0, &mut Heard::default());
+    assert!(cache.held_tokens() <= 32 * 16);
+}
+
+#[test]
+fn a_claim_from_before_a_restart_changes_nothing() {
+    let mut cache = cache(1_000);
+    let before = cache.admit(&prefix(0, 5), BLOCK, 7, &mut Heard::default());
+    assert_eq!(cache.clear(&mut Heard::default()), 5);
+    run(&mut cache, &prefix(1, 5), 3);
+    cache.release(before, 7, &mut Heard::default());
+    assert_eq!((cache.held_tokens(), cache.len()), (83, 5));
+}
+
+#[test]
+fn memory_is_bounded_without_a_known_capacity() {
+    let mut cache = Cache::new(Bounds { tokens: None, blocks: 50 });
+    for of in 0..100 {
+        run(&mut cache, &prefix(of, 20), 9);
+    }
+    assert_eq!(cache.len(), 50);
+    assert!(cache.blocks.len() <= 51 && cache.runs.len() < 20, "{} {}", cache.blocks.len(), cache.runs.len());
+}

@@ -1,0 +1,206 @@
+//! Placement as its users would describe it.
+
+use super::*;
+use crate::core::blocks::Chain;
+use crate::core::booking::Finished;
+
+fn fleet(workers: u64, capacity: u64) -> (Arc<Planner>, Vec<WorkerId>) {
+    let planner = Planner::new(Settings::default());
+    let spec = |key| WorkerSpec {
+        key,
+        capacity_tokens: Some(capacity),
+        engine_block_tokens: 16,
+        prefill_speed: Some(10_000.0),
+    };
+    let ids = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
+    (planner, ids)
+}
+
+/// A prompt with `shared` blocks of prefix `prefix` and `own` blocks that nobody else has.
+fn ask(prefix: u64, shared: u64, own: u64, serial: u64) -> Ask {
+    let shared_blocks = (0..shared).map(|at| mix((prefix << 32) | at));
+    let own_blocks = (0..own).map(|at| mix((1 << 60) | (serial << 20) | at));
+    let hashes: Vec<BlockHash> = shared_blocks.chain(own_blocks).map(BlockHash).collect();
+    let tokens = hashes.len() as f64 * 64.0 + 10.0;
+    let chain = Chain { hashes: hashes.into(), bytes: 0 };
+    Ask { chain, block_tokens: 64.0, prompt_tokens: tokens, output_tokens: 16.0, streams: true }
+}
+
+fn mix(value: u64) -> u64 {
+    value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+fn plan(planner: &Arc<Planner>, ask: &Ask, ids: &[WorkerId], at: f64) -> (Decision, Booking) {
+    planner.plan(ask, ids, Policy::Kv, Time(at), 7).expect("somebody is eligible")
+}
+
+fn serve(planner: &Arc<Planner>, ask: &Ask, ids: &[WorkerId], at: f64) -> Decision {
+    let (decision, mut booking) = plan(planner, ask, ids, at);
+    let first_token = Time(at + (ask.prompt_tokens - decision.predicted_cached_tokens) / 10_000.0);
+    booking.commit(Time(at));
+    booking.first_token(first_token);
+    booking.finish(Finished::default(), first_token + 0.1);
+    decision
+}
+
+#[test]
+fn a_prefix_comes_back_to_the_worker_that_served_it() {
+    let (planner, ids) = fleet(4, 1_000_000);
+    let homes: Vec<WorkerId> =
+        (0..12).map(|p| serve(&planner, &ask(p, 30, 4, p), &ids, p as f64).worker).collect();
+    for id in &ids {
+        let share = homes.iter().filter(|home| *home == id).count();
+        assert!((2..=4).contains(&share), "{share} of 12 new prefixes on one of four workers");
+    }
+    for p in 0..12 {
+        let decision = serve(&planner, &ask(p, 30, 4, 100 + p), &ids, 100.0 + p as f64);
+        assert_eq!((decision.worker, decision.reason), (homes[p as usize], Reason::Warm));
+        assert_eq!(decision.predicted_cached_tokens, 30.0 * 64.0);
+    }
+}
+
+#[test]
+fn a_burst_sees_itself() {
+    let (planner, ids) = fleet(4, 1_000_000);
+    let open: Vec<(Decision, Booking)> =
+        (0..40).map(|p| plan(&planner, &ask(p, 0, 20, p), &ids, 0.0)).collect();
+    for id in &ids {
+        assert_eq!(open.iter().filter(|(decision, _)| decision.worker == *id).count(), 10);
+    }
+}
+
+#[test]
+fn a_hot_prefix_spills_to_one_more_worker_and_stays_there() {
+    let (planner, ids) = fleet(8, 1_000_000);
+    let home = serve(&planner, &ask(1, 30, 4, 0), &ids, 0.0).worker;
+    // Its home is busy with a long prompt: waiting there costs more than a second prefill.
+    let long = ask(9, 0, 2_000, 1);
+    let (_, busy) = planner.plan(&long, &[home], Policy::Kv, Time(1.0), 0).expect("home is eligible");
+    let spilled = serve(&planner, &ask(1, 30, 4, 2), &ids, 1.0);
+    assert_eq!(spilled.reason, Reason::Spill);
+    assert_ne!(spilled.worker, home);
+    let again = serve(&planner, &ask(1, 30, 4, 3), &ids, 1.5);
+    assert_eq!((again.worker, again.reason), (spilled.worker, Reason::Warm));
+    drop(busy);
+}
+
+#[test]
+fn a_booking_dropped_before_the_worker_took_it_leaves_no_trace() {
+    let (planner, ids) = fleet(2, 1_000_000);
+    let before: Vec<_> = ids.iter().map(|id| planner.belief(*id, Time(0.0))).collect();
+    drop(plan(&planner, &ask(1, 30, 4, 0), &ids, 0.0));
+    let after: Vec<_> = ids.iter().map(|id| planner.belief(*id, Time(0.0))).collect();
+    assert_eq!(before, after);
+    assert_eq!(planner.believed_blocks(), 0);
+}
+
+#[test]
+fn a_booking_dropped_after_it_keeps_the_blocks_but_not_the_load() {
+    let (planner, ids) = fleet(1, 1_000_000);
+    let (_, mut booking) = plan(&planner, &ask(1, 30, 4, 0), &ids, 0.0);
+    booking.commit(Time(0.1));
+    drop(booking);
+    let belief = planner.belief(ids[0], Time(0.1)).expect("present");
+    assert_eq!((belief.blocks, belief.open, belief.queue_tokens), (34, 0, 0.0));
+}
+
+#[test]
+fn a_restarted_worker_is_believed_empty() {
+    let (planner, ids) = fleet(2, 1_000_000);
+    let home = serve(&planner, &ask(1, 30, 4, 0), &ids, 0.0).worker;
+    let (_, open) = plan(&planner, &ask(1, 30, 4, 1), &ids, 1.0);
+    assert_eq!(planner.forget(home), 38);
+    drop(open);
+    assert_eq!(planner.believed_blocks(), 0);
+    assert_eq!(serve(&planner, &ask(1, 30, 4, 2), &ids, 2.0).reason, Reason::Cold);
+}
+
+#[test]
+fn a_removed_worker_is_gone_and_its_slot_starts_empty() {
+    let (planner, ids) = fleet(2, 1_000_000);
+    let (decision, booking) = plan(&planner, &ask(1, 30, 4, 0), &ids, 0.0);
+    planner.remove_worker(decision.worker);
+    assert_eq!(planner.believed_blocks(), 0);
+    let spec = WorkerSpec { key: 77, capacity_tokens: None, engine_block_tokens: 16, prefill_speed: None };
+    let newcomer = planner.add_worker(spec);
+    assert_eq!(newcomer, decision.worker, "slots are reused");
+    let (_, other) = planner.plan(&ask(2, 5, 0, 0), &[newcomer], Policy::Kv, Time(0.0), 0).expect("present");
+    drop(booking);
+    assert_eq!(
+        planner.belief(newcomer, Time(0.0)).map(|belief| belief.open),
+        Some(1),
+        "the old booking is void"
+    );
+    drop(other);
+    let nobody = [WorkerId(5)];
+    assert!(planner.plan(&ask(1, 1, 0, 0), &nobody, Policy::Kv, Time(0.0), 0).is_none());
+}
+
+#[test]
+fn capacity_bounds_the_belief_at_once() {
+    let (planner, ids) = fleet(1, 100 * 64);
+    serve(&planner, &ask(1, 90, 0, 0), &ids, 0.0);
+    planner.set_capacity(ids[0], Some(40 * 64));
+    let belief = planner.belief(ids[0], Time(9.0)).expect("present");
+    assert!(belief.held_tokens <= 40 * 64 && belief.blocks == 40, "{belief:?}");
+    assert_eq!(planner.believed_blocks(), 40);
+}
+
+#[test]
+fn random_draws_evenly_and_still_keeps_the_belief() {
+    let (planner, ids) = fleet(4, 1_000_000);
+    let mut counts = [0; 4];
+    for serial in 0..400u64 {
+        let ask = ask(1, 30, 0, 0);
+        let (decision, mut booking) =
+            planner.plan(&ask, &ids, Policy::Random, Time(serial as f64), serial).expect("eligible");
+        booking.commit(Time(serial as f64));
+        counts[decision.worker.index()] += 1;
+    }
+    assert_eq!(counts, [100; 4]);
+    assert_eq!(planner.believed_blocks(), 30);
+}
+
+#[test]
+fn explain_changes_nothing_and_agrees_with_plan() {
+    let (planner, ids) = fleet(4, 1_000_000);
+    serve(&planner, &ask(1, 30, 4, 0), &ids, 0.0);
+    let again = ask(1, 30, 4, 1);
+    let explained = planner.explain(&again, &ids, Policy::Kv, Time(1.0), 7).expect("eligible");
+    let (decision, _booking) = plan(&planner, &again, &ids, 1.0);
+    assert_eq!(explained.worker, decision.worker);
+    assert_eq!(explained.candidates.len(), 4);
+    let chosen = &explained.candidates.iter().find(|c| c.worker == explained.worker).expect("listed").terms;
+    let next = &explained.candidates[explained.runner_up.expect("four are eligible")].terms;
+    assert!(chosen.seconds < next.seconds);
+    assert_eq!(chosen.cached, 30.0 * 64.0);
+}
+
+#[test]
+fn the_last_token_is_always_computed() {
+    let (planner, ids) = fleet(1, 1_000_000);
+    let mut whole = ask(1, 4, 0, 0);
+    whole.prompt_tokens = 256.0;
+    serve(&planner, &whole, &ids, 0.0);
+    assert_eq!(serve(&planner, &whole, &ids, 1.0).predicted_cached_tokens, 240.0);
+}
+
+#[test]
+fn a_slow_worker_gets_less() {
+    let planner = Planner::new(Settings::default());
+    let ids: Vec<WorkerId> = [10_000.0, 2_000.0]
+        .into_iter()
+        .zip(0..)
+        .map(|(speed, key)| {
+            planner.add_worker(WorkerSpec {
+                key,
+                capacity_tokens: None,
+                engine_block_tokens: 16,
+                prefill_speed: Some(speed),
+            })
+        })
+        .collect();
+    let open: Vec<_> = (0..12).map(|p| plan(&planner, &ask(p, 0, 20, p), &ids, 0.0)).collect();
+    let fast = open.iter().filter(|(decision, _)| decision.worker == ids[0]).count();
+    assert!(fast >= 9, "{fast} of 12 on the worker that is five times as fast");
+}

@@ -1,0 +1,205 @@
+//! How fast workers prefill, learned from pairs of (uncached tokens, seconds until the first token), so that mixed GPUs need no
+//! weights in the config. In two parts, because a worker that serves only hits sees only short prefills, in which the fixed
+//! part (scheduling, network, one decode step) weighs most, and would look slow on its own:
+//!
+//! - [`Line`]: the whole fleet's seconds = fixed + tokens / speed, by least squares over samples that fade;
+//! - [`Pace`]: how many times longer than that line one worker takes.
+
+/// Tokens a second assumed while nothing is known: a mid-size model on one current GPU. Only ratios between workers and
+/// between queue and prompt matter before the first samples, so a wrong guess costs little.
+pub const UNKNOWN_TOKENS_PER_S: f64 = 8_000.0;
+
+/// What a worker can be believed to do; samples that say otherwise are mistakes.
+const PLAUSIBLE: std::ops::RangeInclusive<f64> = 50.0..=10_000_000.0;
+/// Shorter prefills are all fixed part.
+const MIN_TOKENS: f64 = 32.0;
+/// How many samples the fleet's line remembers, and how many a worker's pace does.
+const LINE_MEMORY: f64 = 512.0;
+const PACE_MEMORY: f64 = 48.0;
+/// Samples before either is believed.
+const ENOUGH: f64 = 5.0;
+/// A sample this many times slower than expected was waiting for something else (memory, other traffic).
+const OUTLIER: f64 = 4.0;
+/// Slow samples in a row that are no outliers any more: the worker has become slow.
+const OUTLIERS_IN_A_ROW: u32 = 8;
+
+fn plausible(tokens: f64, seconds: f64) -> bool {
+    tokens >= MIN_TOKENS && seconds > 0.0 && PLAUSIBLE.contains(&(tokens / seconds))
+}
+
+/// The fleet's line.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Line {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+}
+
+impl Line {
+    pub fn learn(&mut self, tokens: f64, seconds: f64) {
+        if !plausible(tokens, seconds) {
+            return;
+        }
+        let keep = 1.0 - 1.0 / LINE_MEMORY;
+        self.weight = self.weight * keep + 1.0;
+        self.x = self.x * keep + tokens;
+        self.y = self.y * keep + seconds;
+        self.xx = self.xx * keep + tokens * tokens;
+        self.xy = self.xy * keep + tokens * seconds;
+    }
+
+    /// Fixed seconds and tokens a second; `None` until enough has been seen.
+    fn fit(&self) -> Option<(f64, f64)> {
+        if self.weight < ENOUGH {
+            return None;
+        }
+        let variance = self.xx - self.x * self.x / self.weight;
+        let covariance = self.xy - self.x * self.y / self.weight;
+        // Prompts of about one length cannot tell the fixed part from the other: then the mean rate must do.
+        let spread = variance > 0.01 * self.x * self.x / self.weight;
+        let slope = covariance / variance;
+        let fixed = (self.y - slope * self.x) / self.weight;
+        if spread && covariance > 0.0 && fixed >= 0.0 {
+            return Some((fixed, (1.0 / slope).clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end())));
+        }
+        Some((0.0, self.x / self.y))
+    }
+
+    /// What is assumed of a worker that has shown nothing itself.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.fit().map_or(UNKNOWN_TOKENS_PER_S, |(_, speed)| speed)
+    }
+}
+
+/// One worker against the fleet's line.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Pace {
+    told: Option<f64>,
+    weight: f64,
+    actual: f64,
+    expected: f64,
+    slow_in_a_row: u32,
+}
+
+impl Pace {
+    /// A speed from the config counts until enough samples have been seen.
+    pub fn told(tokens_per_s: Option<f64>) -> Pace {
+        Pace { told: tokens_per_s.filter(|speed| PLAUSIBLE.contains(speed)), ..Pace::default() }
+    }
+
+    pub fn learn(&mut self, line: &Line, tokens: f64, seconds: f64) {
+        let Some((fixed, speed)) = line.fit().filter(|_| plausible(tokens, seconds)) else { return };
+        let expected = fixed + tokens / speed;
+        if self.is_outlier(seconds, expected) {
+            return;
+        }
+        let keep = 1.0 - 1.0 / PACE_MEMORY;
+        self.weight = self.weight * keep + 1.0;
+        self.actual = self.actual * keep + seconds;
+        self.expected = self.expected * keep + expected;
+    }
+
+    /// Tokens a second by this worker's own samples or the config; `None` while neither says.
+    pub fn known(&self, line: &Line) -> Option<f64> {
+        if self.weight < ENOUGH {
+            return self.told;
+        }
+        let speed = line.tokens_per_s() * self.expected / self.actual;
+        Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
+    }
+
+    fn is_outlier(&mut self, seconds: f64, expected: f64) -> bool {
+        let usual = if self.weight < ENOUGH { 1.0 } else { self.actual / self.expected };
+        if seconds > OUTLIER * usual * expected && self.slow_in_a_row < OUTLIERS_IN_A_ROW {
+            self.slow_in_a_row += 1;
+            return true;
+        }
+        self.slow_in_a_row = 0;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One fleet line and some workers, each `slower` times as slow, fed with prefills of these lengths in turn.
+    fn learned(workers: &[(f64, &[f64])]) -> Vec<f64> {
+        let mut line = Line::default();
+        let mut paces = vec![Pace::default(); workers.len()];
+        for at in 0..200 {
+            for ((slower, lengths), pace) in workers.iter().zip(&mut paces) {
+                let tokens = lengths[at % lengths.len()];
+                let seconds = slower * (0.029 + tokens / 30_000.0);
+                line.learn(tokens, seconds);
+                pace.learn(&line, tokens, seconds);
+            }
+        }
+        paces.iter().map(|pace| pace.known(&line).expect("two hundred samples")).collect()
+    }
+
+    fn near(actual: f64, wanted: f64) {
+        assert!((actual / wanted - 1.0).abs() < 0.02, "{actual} should be near {wanted}");
+    }
+
+    #[test]
+    fn serving_only_hits_does_not_look_slow() {
+        let speeds = learned(&[(1.0, &[339.0]), (1.0, &[2371.0]), (1.0, &[339.0, 2371.0])]);
+        for speed in speeds {
+            near(speed, 30_000.0);
+        }
+    }
+
+    #[test]
+    fn slow_workers_are_told_from_fast_ones() {
+        let mixed: &[f64] = &[300.0, 2000.0, 4000.0, 900.0, 2500.0];
+        let speeds = learned(&[(1.0, mixed), (2.5, mixed)]);
+        near(speeds[0] / speeds[1], 2.5);
+    }
+
+    #[test]
+    fn one_length_only_gives_the_mean_rate() {
+        let speed = learned(&[(1.0, &[2000.0])])[0];
+        near(speed, 2000.0 / (0.029 + 2000.0 / 30_000.0));
+    }
+
+    #[test]
+    fn the_config_counts_until_samples_do() {
+        let line = Line::default();
+        assert_eq!(Pace::told(Some(1_000.0)).known(&line), Some(1_000.0));
+        assert_eq!(Pace::told(Some(f64::NAN)).known(&line), None);
+        assert_eq!(line.tokens_per_s(), UNKNOWN_TOKENS_PER_S);
+    }
+
+    #[test]
+    fn a_stall_is_no_slowness_but_lasting_slowness_is() {
+        let mut line = Line::default();
+        let mut pace = Pace::default();
+        let feed = |line: &mut Line, pace: &mut Pace, seconds: f64| {
+            line.learn(1000.0, 0.1);
+            pace.learn(line, 1000.0, seconds);
+        };
+        (0..20).for_each(|_| feed(&mut line, &mut pace, 0.1));
+        feed(&mut line, &mut pace, 10.0);
+        near(pace.known(&line).expect("known"), 10_000.0);
+        (0..200).for_each(|_| feed(&mut line, &mut pace, 1.0));
+        near(pace.known(&line).expect("known"), 1_000.0);
+    }
+
+    #[test]
+    fn nonsense_is_ignored() {
+        let mut line = Line::default();
+        let mut pace = Pace::default();
+        for (tokens, seconds) in
+            [(1e9, 1.0), (1000.0, 0.0), (1000.0, -1.0), (f64::NAN, 1.0), (1000.0, f64::NAN), (1.0, 1.0)]
+        {
+            for _ in 0..10 {
+                line.learn(tokens, seconds);
+                pace.learn(&line, tokens, seconds);
+            }
+        }
+        assert_eq!((line.tokens_per_s(), pace.known(&line)), (UNKNOWN_TOKENS_PER_S, None));
+    }
+}

@@ -1,0 +1,191 @@
+//! One request's view of the fleet: who could serve it, what it would find there, what that costs, who wins.
+
+use std::sync::Arc;
+
+use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
+use crate::core::ids::{Time, WorkerId};
+use crate::core::planner::{Fleet, Planner, Slot, Table};
+use crate::core::price::Terms;
+
+/// Candidates for which displacement is worked out, at most; beyond that, the price without it decides.
+const MAX_DISPLACEMENTS: usize = 64;
+
+/// The eligible workers and what one request would find there: filled without any lock, then priced under the table's.
+pub(super) struct View<'a> {
+    ask: &'a Ask,
+    fleet: &'a Fleet,
+    pub(super) candidates: Vec<Candidate>,
+    slots: Vec<&'a Arc<Slot>>,
+    depths: Vec<usize>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(
+        planner: &Planner,
+        ask: &'a Ask,
+        eligible: &[WorkerId],
+        fleet: &'a Fleet,
+    ) -> Option<View<'a>> {
+        let present = eligible.iter().filter_map(|worker| fleet.get(worker.index())?.as_ref());
+        let slots: Vec<&Arc<Slot>> = present.collect();
+        if slots.is_empty() {
+            return None;
+        }
+        let mut by_slot = vec![0; fleet.len()];
+        for (worker, depth) in planner.index.depths(&ask.chain.hashes) {
+            if let Some(place) = by_slot.get_mut(worker.index()) {
+                *place = depth;
+            }
+        }
+        let depths = slots.iter().map(|slot| by_slot[slot.id.index()]).collect::<Vec<usize>>();
+        let candidates = slots.iter().zip(&depths).map(|(slot, &depth)| {
+            let cached = cached_tokens(ask, depth, slot.spec.engine_block_tokens);
+            let uncached = (ask.prompt_tokens - cached).max(0.0);
+            Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
+        });
+        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots })
+    }
+
+    pub(super) fn terms(&self, worker: WorkerId) -> Option<Terms> {
+        self.candidates.iter().find(|candidate| candidate.worker == worker).map(|candidate| candidate.terms)
+    }
+
+    pub(super) fn decide(
+        &mut self,
+        planner: &Planner,
+        table: &mut Table,
+        policy: Policy,
+        now: Time,
+        random: u64,
+    ) -> Decision {
+        self.add_loads(planner, table, now);
+        let (pick, runner_up) = match policy {
+            Policy::Random => ((random % self.slots.len() as u64) as usize, None),
+            Policy::Kv => self.cheapest(planner, random),
+        };
+        let chosen = &self.candidates[pick];
+        Decision {
+            worker: chosen.worker,
+            reason: self.reason(policy, pick),
+            predicted_cached_tokens: chosen.terms.cached,
+            candidates: Vec::new(),
+            runner_up,
+        }
+    }
+
+    fn add_loads(&mut self, planner: &Planner, table: &mut Table, now: Time) {
+        let line = table.line();
+        let typical = line.tokens_per_s();
+        let mut least_recent = f64::INFINITY;
+        for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
+            let terms = &mut candidate.terms;
+            terms.speed = typical;
+            let Some(load) = table.load(slot) else { continue };
+            terms.speed = load.pace.known(&line).unwrap_or(typical);
+            terms.queue = load.queue(now, terms.speed);
+            terms.open = load.open();
+            terms.recent = load.recent(now);
+            least_recent = least_recent.min(terms.recent);
+        }
+        let price = &planner.settings.price;
+        for candidate in &mut self.candidates {
+            let terms = &mut candidate.terms;
+            terms.recent = price.recent_tokens(self.ask.prompt_tokens, terms.recent, least_recent);
+        }
+    }
+
+    /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out in the order
+    /// of the price without it, and only as long as that could still win.
+    fn cheapest(&mut self, planner: &Planner, random: u64) -> (usize, Option<usize>) {
+        let price = &planner.settings.price;
+        let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
+        let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
+        let crowding = price.crowding(shortest);
+        if crowding > 0.0 {
+            self.add_ghosts(planner);
+        }
+        for candidate in &mut self.candidates {
+            candidate.terms.seconds = price.seconds(&candidate.terms, crowding);
+        }
+        let mut order: Vec<usize> = (0..self.candidates.len()).collect();
+        order.sort_unstable_by(|&a, &b| self.compare(a, b, random));
+        let mut best = order[0];
+        for (looked, &at) in order.iter().enumerate() {
+            if looked >= MAX_DISPLACEMENTS {
+                break;
+            }
+            if looked > 0 && self.candidates[at].terms.seconds > self.candidates[best].terms.seconds {
+                break;
+            }
+            let terms = &mut self.candidates[at].terms;
+            let need = terms.uncached + self.ask.output_tokens;
+            let cache = self.slots[at].cache.lock();
+            terms.pushed = cache.as_ref().map_or(0, |cache| cache.pushed_by(need as u64)) as f64;
+            drop(cache);
+            terms.seconds = price.seconds(terms, crowding);
+            if looked == 0 || self.compare(at, best, random).is_lt() {
+                best = at;
+            }
+        }
+        let others = order.iter().copied().filter(|&at| at != best);
+        (best, others.min_by(|&a, &b| self.compare(a, b, random)))
+    }
+
+    /// Cheaper first; then fewer open requests; then by rendezvous hash of the first block that not all hold, so that
+    /// replicas which know nothing of each other agree.
+    fn compare(&self, a: usize, b: usize, random: u64) -> std::cmp::Ordering {
+        let (left, right) = (&self.candidates[a].terms, &self.candidates[b].terms);
+        let by_price = left.seconds.total_cmp(&right.seconds).then(left.open.cmp(&right.open));
+        by_price.then_with(|| self.rank(a, random).cmp(&self.rank(b, random)))
+    }
+
+    fn rank(&self, at: usize, random: u64) -> u64 {
+        let common = self.common_depth();
+        let prefix = self.ask.chain.hashes.get(common).or(self.ask.chain.hashes.last());
+        mix(self.slots[at].spec.key ^ prefix.map_or(random, |hash| hash.0))
+    }
+
+    fn common_depth(&self) -> usize {
+        self.depths.iter().copied().min().unwrap_or(0)
+    }
+
+    fn add_ghosts(&mut self, planner: &Planner) {
+        let mut by_slot = vec![u32::MAX; self.fleet.len()];
+        for (at, slot) in self.slots.iter().enumerate() {
+            by_slot[slot.id.index()] = at as u32;
+        }
+        planner.ghosts.visit(&self.ask.chain.hashes, |place, worker| {
+            let at = by_slot.get(worker.index()).copied().unwrap_or(u32::MAX) as usize;
+            if self.depths.get(at).is_some_and(|&depth| place >= depth) {
+                self.candidates[at].terms.ghost += self.ask.block_tokens;
+            }
+        });
+    }
+
+    fn reason(&self, policy: Policy, pick: usize) -> Reason {
+        let most = self.depths.iter().copied().max().unwrap_or(0);
+        match policy {
+            Policy::Random => Reason::Random,
+            Policy::Kv if self.slots.len() == 1 => Reason::Only,
+            Policy::Kv if self.ask.chain.hashes.is_empty() => Reason::Load,
+            Policy::Kv if self.common_depth() == most => Reason::Cold,
+            Policy::Kv if self.depths[pick] == most => Reason::Warm,
+            Policy::Kv => Reason::Spill,
+        }
+    }
+}
+
+/// What the engine will report as cached if it holds `depth` blocks of the prompt: whole engine blocks, and never the last
+/// token, which is always computed (vLLM, `KVCacheManager.get_computed_blocks`).
+fn cached_tokens(ask: &Ask, depth: usize, engine_block_tokens: u32) -> f64 {
+    let block = f64::from(engine_block_tokens.max(1));
+    let most = ((ask.prompt_tokens - 1.0).max(0.0) / block).floor() * block;
+    (depth as f64 * ask.block_tokens).min(most)
+}
+
+/// SplitMix64's finaliser: spreads equal-looking keys over all 64 bits.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
