@@ -15,3 +15,4 @@
 
 pub mod core;
 pub mod engine;
+pub mod experiment;

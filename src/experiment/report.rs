@@ -1,0 +1,228 @@
+//! What an experiment leaves: points as JSON, and tables for people.
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use serde::{Deserialize, Serialize};
+
+use crate::experiment::published;
+use crate::experiment::service::Figures;
+use crate::experiment::stats::{self, Percentiles};
+
+/// One point: how requests were routed, at which load, and what that gave. Each figure is the median over the runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Point {
+    /// `random`, `kv`, or the label that a measured target was given.
+    pub mode: String,
+    /// Workers behind the target, if known.
+    pub workers: Option<usize>,
+    pub prefixes: usize,
+    pub concurrency: usize,
+    #[serde(flatten)]
+    pub median: Figures,
+    /// Share of hits that was published for this point behind a Service.
+    pub published_hit_share: Option<f64>,
+    /// The figures of each run.
+    pub runs: Vec<Figures>,
+}
+
+impl Point {
+    /// `None` without runs. Counts that cannot be averaged (requests by worker) are those of the run whose share of hits is
+    /// the median.
+    pub fn of(
+        mode: &str,
+        workers: Option<usize>,
+        prefixes: usize,
+        concurrency: usize,
+        runs: Vec<Figures>,
+    ) -> Option<Point> {
+        let median = median_figures(&runs)?;
+        let published = workers.and_then(|w| published::service_hit_share(w, prefixes, concurrency));
+        Some(Point {
+            mode: mode.to_owned(),
+            workers,
+            prefixes,
+            concurrency,
+            median,
+            published_hit_share: published,
+            runs,
+        })
+    }
+
+    /// Requests of the busiest worker over the mean.
+    pub fn worst_share_of_mean(&self) -> Option<f64> {
+        let counts = self.median.requests_by_worker.as_ref()?;
+        let mean = counts.values().sum::<u64>() as f64 / counts.len() as f64;
+        Some(*counts.values().max()? as f64 / mean)
+    }
+}
+
+fn median_figures(runs: &[Figures]) -> Option<Figures> {
+    let hit_shares: Vec<f64> = runs.iter().map(|run| run.hit_share).collect();
+    let middle = &runs[stats::median_index(&hit_shares)?];
+    let over = |pick: fn(&Figures) -> f64| stats::median(runs.iter().map(pick).collect());
+    let times = |pick: fn(&Figures) -> Option<Percentiles>| {
+        Percentiles::median(&runs.iter().filter_map(pick).collect::<Vec<_>>())
+    };
+    let mut notes: Vec<String> = Vec::new();
+    for (number, run) in runs.iter().enumerate() {
+        notes.extend(run.notes.iter().map(|note| format!("run {}: {note}", number + 1)));
+    }
+    Some(Figures {
+        requests: middle.requests,
+        failed: runs.iter().map(|run| run.failed).sum(),
+        hit_share: over(|run| run.hit_share)?,
+        prefix_token_share: over(|run| run.prefix_token_share)?,
+        counter_token_share: stats::median(runs.iter().filter_map(|run| run.counter_token_share).collect()),
+        usage_token_share: over(|run| run.usage_token_share)?,
+        ttft_ms: times(|run| Some(run.ttft_ms))?,
+        ttft_hit_ms: times(|run| run.ttft_hit_ms),
+        ttft_miss_ms: times(|run| run.ttft_miss_ms),
+        e2e_ms: times(|run| Some(run.e2e_ms))?,
+        requests_per_s: over(|run| run.requests_per_s)?,
+        requests_by_worker: middle.requests_by_worker.clone(),
+        preemptions: middle.preemptions,
+        notes,
+    })
+}
+
+/// A table in the project's dress: no lines between rows, figures to the right.
+pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.map(|title| Cell::new(title).set_alignment(CellAlignment::Right)));
+    for row in rows {
+        table.add_row(row.map(|text| Cell::new(text).set_alignment(CellAlignment::Right)));
+    }
+    table
+}
+
+/// A share as per cent with one decimal; `-` if there is none.
+pub fn percent(share: impl Into<Option<f64>>) -> String {
+    share.into().map_or_else(|| "-".to_owned(), |share| format!("{:.1}", 100.0 * share))
+}
+
+/// p50/p99 in whole milliseconds; `-` if there are none.
+pub fn p50_p99(times: impl Into<Option<Percentiles>>) -> String {
+    times.into().map_or_else(|| "-".to_owned(), |times| format!("{:.0}/{:.0}", times.p50, times.p99))
+}
+
+/// The table of `bench`: a row a point.
+pub fn points_table(points: &[Point]) -> Table {
+    let rows = points.iter().map(|point| {
+        let figures = &point.median;
+        [
+            point.mode.clone(),
+            point.prefixes.to_string(),
+            point.concurrency.to_string(),
+            figures.requests.to_string(),
+            percent(figures.hit_share),
+            percent(figures.prefix_token_share),
+            percent(figures.usage_token_share),
+            percent(figures.counter_token_share),
+            p50_p99(figures.ttft_ms),
+            p50_p99(figures.ttft_hit_ms),
+            p50_p99(figures.ttft_miss_ms),
+            p50_p99(figures.e2e_ms),
+            format!("{:.2}", figures.requests_per_s),
+            point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}")),
+        ]
+    });
+    table(
+        [
+            "mode",
+            "prefixes",
+            "conc.",
+            "requests",
+            "hit %",
+            "prefix\ntokens %",
+            "all tokens %\n(usage)",
+            "all tokens %\n(counters)",
+            "TTFT ms\np50/p99",
+            "of hits",
+            "of misses",
+            "e2e ms\np50/p99",
+            "req/s",
+            "busiest\n/mean",
+        ],
+        rows.collect(),
+    )
+}
+
+/// The notes of all points, each point named once per note.
+pub fn notes(points: &[Point]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for point in points {
+        let place = format!("{}, {} prefixes", point.mode, point.prefixes);
+        notes.extend(point.median.notes.iter().map(|note| format!("{place}, {note}")));
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn figures(hit_share: f64, p50: f64, by_worker: [u64; 2]) -> Figures {
+        let times = Percentiles { p50, p90: 2.0 * p50, p99: 3.0 * p50 };
+        Figures {
+            requests: 200,
+            failed: 0,
+            hit_share,
+            prefix_token_share: hit_share,
+            counter_token_share: None,
+            usage_token_share: hit_share / 2.0,
+            ttft_ms: times,
+            ttft_hit_ms: Some(times),
+            ttft_miss_ms: None,
+            e2e_ms: times,
+            requests_per_s: 9.0,
+            requests_by_worker: Some(BTreeMap::from([
+                ("a".into(), by_worker[0]),
+                ("b".into(), by_worker[1]),
+            ])),
+            preemptions: None,
+            notes: vec!["odd".into()],
+        }
+    }
+
+    #[test]
+    fn a_point_is_the_median_of_its_runs_figure_by_figure() {
+        let runs = vec![figures(0.9, 10.0, [1, 3]), figures(0.5, 30.0, [2, 2]), figures(0.6, 20.0, [3, 1])];
+        let point = Point::of("random", Some(6), 24, 8, runs).unwrap();
+        assert_eq!(point.median.hit_share, 0.6);
+        assert_eq!(point.median.ttft_ms.p99, 60.0);
+        assert_eq!(point.published_hit_share, Some(0.175));
+        assert_eq!(point.median.requests_by_worker.as_ref().unwrap()["a"], 3, "of the median run");
+        assert_eq!(point.worst_share_of_mean(), Some(1.5));
+        assert_eq!(notes(&[point])[1], "random, 24 prefixes, run 2: odd");
+        assert!(Point::of("random", None, 2, 8, Vec::new()).is_none());
+    }
+
+    #[test]
+    fn json_has_the_fields_flat() {
+        let point = Point::of("kv", Some(6), 7, 4, vec![figures(1.0, 10.0, [1, 1])]).unwrap();
+        let json = serde_json::to_value(&point).unwrap();
+        for field in [
+            "mode",
+            "workers",
+            "prefixes",
+            "concurrency",
+            "requests",
+            "hit_share",
+            "prefix_token_share",
+            "counter_token_share",
+            "usage_token_share",
+            "ttft_ms",
+            "ttft_hit_ms",
+            "ttft_miss_ms",
+            "requests_per_s",
+            "requests_by_worker",
+            "published_hit_share",
+        ] {
+            assert!(json.get(field).is_some(), "{field}");
+        }
+        assert_eq!(json["ttft_ms"]["p90"], 20.0);
+        assert!(json["published_hit_share"].is_null());
+    }
+}

@@ -1,0 +1,176 @@
+//! Where an experiment's requests go: the address of an HTTP/1.1 server, what every request to it carries, and the few
+//! plain calls (`GET`, `POST` of JSON) that are made outside the measured load.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+/// A plain call (not the load) that has not been answered by then has failed.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest answer of a plain call that is read; a `/metrics` page of a large engine has about 0.2 MB.
+const CALL_BODY_LIMIT: usize = 16 << 20;
+
+/// One HTTP/1.1 connection that requests can be sent on.
+pub type Connection = SendRequest<Full<Bytes>>;
+
+/// A server under test. Its name is resolved once, when it is made, so that no lookup is inside a measured time.
+#[derive(Clone, Debug)]
+pub struct Target {
+    authority: String,
+    path_prefix: String,
+    addresses: Vec<SocketAddr>,
+    headers: HeaderMap,
+}
+
+impl Target {
+    /// `url` is `http://HOST[:PORT][/PATH]`; a trailing `/v1` is dropped, since the paths of requests bring it along.
+    ///
+    /// # Errors
+    /// If `url` is no such URL, its scheme is not `http`, or its host does not resolve.
+    pub async fn resolve(url: &str) -> Result<Target> {
+        let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+        let uri: Uri = with_scheme.parse().with_context(|| format!("`{url}` is not a URL"))?;
+        if uri.scheme_str() != Some("http") {
+            bail!("`{url}`: only http:// targets can be measured");
+        }
+        let host = uri.host().with_context(|| format!("`{url}` has no host"))?;
+        let port = uri.port_u16().unwrap_or(80);
+        let bare_host = host.trim_start_matches('[').trim_end_matches(']');
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host((bare_host, port))
+            .await
+            .with_context(|| format!("cannot resolve `{host}` of `{url}`"))?
+            .collect();
+        let path = uri.path().trim_end_matches('/');
+        let path_prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
+        Ok(Target { authority: format!("{host}:{port}"), path_prefix, addresses, headers: HeaderMap::new() })
+    }
+
+    /// Adds `NAME: VALUE` to every request.
+    pub fn with_header(mut self, line: &str) -> Result<Target> {
+        let (name, value) = line
+            .split_once(':')
+            .with_context(|| format!("header `{line}` is not of the form NAME: VALUE"))?;
+        let name: HeaderName = name.trim().parse().with_context(|| format!("header name in `{line}`"))?;
+        let value: HeaderValue = value.trim().parse().with_context(|| format!("value of header {name}"))?;
+        self.headers.append(name, value);
+        Ok(self)
+    }
+
+    /// `HOST:PORT`, by which reports name the target.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Opens a connection; the task that drives it ends with the last request on it.
+    pub async fn connect(&self) -> std::io::Result<Connection> {
+        let stream = TcpStream::connect(&self.addresses[..]).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
+        tokio::spawn(async move {
+            // An error here reaches the request that is on the connection; nobody else waits for it.
+            let _ = connection.await;
+        });
+        Ok(sender)
+    }
+
+    /// A request to `path`, with JSON unless `body` is empty.
+    pub fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
+        let has_body = !body.is_empty();
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        let uri = format!("{}{}", self.path_prefix, path);
+        *request.uri_mut() = Uri::try_from(uri).unwrap_or_else(|_| Uri::from_static("/"));
+        let headers = request.headers_mut();
+        headers.extend(self.headers.clone());
+        if let Ok(host) = HeaderValue::from_str(&self.authority) {
+            headers.insert(header::HOST, host);
+        }
+        if has_body {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        request
+    }
+
+    /// `GET path`, whole: the status and the body as text.
+    pub async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
+        self.call(Method::GET, path, Bytes::new()).await
+    }
+
+    /// `POST path` with a JSON body, whole.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<(StatusCode, String)> {
+        self.call(Method::POST, path, body.to_string().into()).await
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, String)> {
+        let what = format!("{method} http://{}{}{path}", self.authority, self.path_prefix);
+        let exchange = async {
+            let mut connection = self.connect().await.context("cannot connect")?;
+            let response: Response<Incoming> =
+                connection.send_request(self.request(method, path, body)).await.context("no answer")?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), CALL_BODY_LIMIT)
+                .collect()
+                .await
+                .map_err(|error| anyhow::anyhow!("answer cut short: {error}"))?;
+            anyhow::Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+        };
+        match tokio::time::timeout(CALL_TIMEOUT, exchange).await {
+            Ok(answer) => answer.with_context(|| what),
+            Err(_) => bail!("{what}: no answer within {} s", CALL_TIMEOUT.as_secs()),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "http://{}{}", self.authority, self.path_prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn takes_urls_as_people_write_them() {
+        for (url, shown) in [
+            ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+            ("http://127.0.0.1/base/v1", "http://127.0.0.1:80/base"),
+            ("http://[::1]:81/", "http://[::1]:81"),
+        ] {
+            assert_eq!(Target::resolve(url).await.unwrap().to_string(), shown, "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn names_what_is_wrong_with_a_url() {
+        for (url, complaint) in
+            [("https://127.0.0.1", "only http://"), ("http://", "`http://`"), ("http://a b", "`http://a b`")]
+        {
+            let error = format!("{:#}", Target::resolve(url).await.unwrap_err());
+            assert!(error.contains(complaint), "{url}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn headers_go_on_every_request() {
+        let target = Target::resolve("127.0.0.1:1").await.unwrap();
+        let target = target.with_header("Authorization: Bearer abc").unwrap();
+        let request = target.request(Method::GET, "/v1/models", Bytes::new());
+        assert_eq!(request.headers()["authorization"], "Bearer abc");
+        assert!(target.with_header("no colon").is_err());
+    }
+}
