@@ -54,10 +54,6 @@ impl ChunkedScheduler {
         self.running.len()
     }
 
-    pub fn arriving(&self) -> usize {
-        self.arriving.len()
-    }
-
     pub fn uncached_tokens(&self, state: &State) -> u64 {
         let prefilling = self.running.iter().map(|&slot| state.of(slot)).filter(|request| !request.decodes());
         let running: u64 = prefilling.map(|request| u64::from(request.tokens - request.computed)).sum();

@@ -117,12 +117,14 @@ impl Engine {
         }
     }
 
-    /// Requests that have arrived and are not in the batch (`vllm:num_requests_waiting`).
+    /// Requests in the scheduler's queue (`vllm:num_requests_waiting`). Those still in the frontend are not in it.
     pub fn waiting(&self) -> usize {
-        match &self.scheduler {
-            Scheduler::Chunked(scheduler) => self.state.waiting.len() + scheduler.arriving(),
-            Scheduler::Serial(_) => self.state.waiting.len(),
-        }
+        self.state.waiting.len()
+    }
+
+    /// Requests that were submitted and neither finished nor were aborted.
+    pub fn unfinished(&self) -> usize {
+        self.state.live()
     }
 
     /// Share of the usable blocks that running requests hold (`vllm:kv_cache_usage_perc`): 0 when idle, however much is

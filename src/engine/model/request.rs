@@ -103,6 +103,10 @@ impl State {
         RequestId { slot: self.requests.len() as u32 - 1, generation: 0 }
     }
 
+    pub fn live(&self) -> usize {
+        self.requests.len() - self.vacant.len()
+    }
+
     pub fn of(&self, slot: u32) -> &Request {
         &self.requests[slot as usize]
     }

@@ -1,3 +1,5 @@
+//! The pool against one written as on paper, operation by operation.
+
 use proptest::prelude::*;
 
 use super::*;

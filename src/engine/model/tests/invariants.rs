@@ -94,7 +94,7 @@ proptest! {
         });
         prop_assert_eq!(finished + aborted + refused.count(), arrivals.len());
         prop_assert_eq!(engine.kv_cache_usage(), 0.0);
-        prop_assert_eq!((engine.running(), engine.waiting()), (0, 0));
+        prop_assert_eq!((engine.running(), engine.waiting(), engine.unfinished()), (0, 0, 0));
         prop_assert!(events.windows(2).all(|pair| pair[0].at <= pair[1].at), "in order of time");
         let counters = engine.counters();
         prop_assert!(counters.prefix_cache_hits <= counters.prefix_cache_queries);
