@@ -54,17 +54,21 @@ impl Toy {
     }
 
     async fn bench(&self, more: &[&str]) -> Result<Value, String> {
-        #[derive(Parser)]
-        struct Command {
-            #[command(flatten)]
-            args: BenchArgs,
-        }
-        let base = ["bench", "--json", "--target", &self.address, "--metrics", &self.address];
-        let args = Command::try_parse_from(base.iter().chain(more)).unwrap().args;
-        let mut out = Vec::new();
-        bench::run(&args, &mut out).await.map_err(|error| format!("{error:#}"))?;
-        Ok(serde_json::from_slice(&out).unwrap())
+        let base = ["--target", &self.address, "--metrics", &self.address];
+        bench(&[&base[..], more].concat()).await
     }
+}
+
+async fn bench(args: &[&str]) -> Result<Value, String> {
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+    let args = Command::try_parse_from([&["bench", "--json"], args].concat()).unwrap().args;
+    let mut out = Vec::new();
+    bench::run(&args, &mut out).await.map_err(|error| format!("{error:#}"))?;
+    Ok(serde_json::from_slice(&out).unwrap())
 }
 
 async fn serve(mut stream: TcpStream, state: Arc<State>, twist: Twist) {
@@ -166,7 +170,7 @@ fn is_generation(asked: &Asked) -> bool {
 async fn measures_shares_times_and_workers() {
     let toy = Toy::start(|_, _| None).await;
     let report = toy.bench(&["--prefixes", "2,3", "--requests", "20", "--runs", "2"]).await.unwrap();
-    assert_eq!(report["shareable_tokens"], 2032);
+    assert_eq!(report["targets"][0]["shareable_tokens"], 2032);
     let points = report["points"].as_array().unwrap();
     assert_eq!(points.len(), 2);
     for point in points {
@@ -205,7 +209,7 @@ async fn a_seed_fixes_the_requests_and_each_run_has_its_own() {
     assert!(texts(first, 0).is_disjoint(&texts(second, 0)), "prefixes come again in a later run");
     assert_eq!(texts(&two_runs[probe..], 1).len(), 2 * one_run, "a tail came twice");
     assert_eq!(bodies("5", "1").await[..], two_runs[..probe + one_run]);
-    assert!(texts(&bodies("6", "1").await, 0).is_disjoint(&texts(&two_runs, 0)));
+    assert!(texts(&bodies("6", "1").await[probe..], 0).is_disjoint(&texts(&two_runs, 0)));
 }
 
 #[tokio::test]
@@ -275,7 +279,7 @@ async fn refuses_metrics_that_it_cannot_read() {
 async fn sizes_prompts_without_a_tokenizer() {
     let toy = Toy::start(|_, asked| (asked.path == "/tokenize").then(|| whole("404 Not Found", "{}"))).await;
     let report = toy.bench(&["--prefixes", "2", "--requests", "5", "--runs", "1"]).await.unwrap();
-    assert!(report["shareable_tokens"].is_null());
+    assert!(report["targets"][0]["shareable_tokens"].is_null());
     let share = report["points"][0]["usage_token_share"].as_f64().unwrap();
     assert!((share - 2032.0 / 2371.0).abs() < 0.02, "{share}");
     assert_eq!(report["points"][0]["prefix_token_share"], 1.0);
@@ -366,4 +370,68 @@ async fn arguments_out_of_range_are_named() {
     }
     let error = toy.bench(&["--prompt-tokens", "2040"]).await.unwrap_err();
     assert!(error.contains("2040 tokens"), "{error}");
+}
+
+#[tokio::test]
+async fn targets_take_turns_with_the_same_order_of_groups_and_texts_of_their_own() {
+    // Both names lead to one engine, as when a Service and a proxy stand before the same pods.
+    let toy = Toy::start(|_, _| None).await;
+    let (random, kv) = (format!("random={}", toy.address), format!("kv={}", toy.address));
+    let load = ["--prefixes", "3", "--requests", "10", "--concurrency", "1", "--runs", "2"];
+    let targets = ["--target", &random, "--target", &kv, "--metrics", &toy.address];
+    let report = bench(&[&targets[..], &load].concat()).await.unwrap();
+
+    let modes: Vec<&str> =
+        report["points"].as_array().unwrap().iter().map(|point| point["mode"].as_str().unwrap()).collect();
+    assert_eq!(modes, ["random", "kv"]);
+    let bodies = toy.state.bodies.lock().unwrap();
+    let runs: Vec<&[Value]> = bodies[2..].chunks(3 + 10).collect();
+    let prefixes = |run: usize| -> Vec<&str> {
+        runs[run].iter().map(|body| body["messages"][0]["content"].as_str().unwrap()).collect()
+    };
+    let groups = |run: usize| -> Vec<usize> {
+        let prefixes = prefixes(run);
+        prefixes.iter().map(|one| prefixes.iter().position(|other| one == other).unwrap()).collect()
+    };
+    assert_eq!(groups(0), groups(1), "random and kv in the first run");
+    assert_eq!(groups(2), groups(3), "kv and random in the second");
+    assert_ne!(groups(0), groups(2));
+    let distinct: HashSet<&str> = (0..4).flat_map(prefixes).collect();
+    assert_eq!(distinct.len(), 4 * 3, "a target met what another had left in the cache");
+}
+
+#[tokio::test]
+async fn goes_on_from_its_journal() {
+    let toy = Toy::start(|_, _| None).await;
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal.jsonl");
+    let args =
+        ["--prefixes", "2,3", "--requests", "10", "--runs", "2", "--journal", journal.to_str().unwrap()];
+    let whole = toy.bench(&args).await.unwrap();
+    let sent = toy.state.bodies.lock().unwrap().len();
+
+    // As if it had been interrupted after three of the four runs.
+    let text = std::fs::read_to_string(&journal).unwrap();
+    let kept: String = text.split_inclusive('\n').take(1 + 3).collect();
+    std::fs::write(&journal, kept).unwrap();
+    let resumed = toy.bench(&args).await.unwrap();
+    let (probe, last_run) = (1, 3 + 10);
+    assert_eq!(toy.state.bodies.lock().unwrap().len(), sent + probe + last_run);
+    assert_eq!(resumed["points"][0], whole["points"][0]);
+    assert_eq!(resumed["points"][1]["runs"][0], whole["points"][1]["runs"][0]);
+
+    let error = toy.bench(&[&args[..], &["--seed", "9"]].concat()).await.unwrap_err();
+    assert!(error.contains("journal.jsonl") && error.contains("other settings"), "{error}");
+}
+
+#[tokio::test]
+async fn several_targets_need_names_that_differ() {
+    for (args, complaint) in [
+        (["--target", "http://a", "--target", "b=http://b"], "NAME=URL"),
+        (["--target", "a=http://a", "--target", "a=http://b"], "two targets are called `a`"),
+        (["--target", "a=http://a", "--metrics", "b=http://b"], "no --target is called `b`"),
+    ] {
+        let error = bench(&args).await.unwrap_err();
+        assert!(error.contains(complaint), "{error}");
+    }
 }

@@ -1,39 +1,31 @@
-//! `warmroute bench`: the Service experiment against any OpenAI-compatible target.
+//! `warmroute bench`: the Service experiment against any OpenAI-compatible target, or several of them in turns.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use crate::experiment::counters::Workers;
-use crate::experiment::exchange::Client;
-use crate::experiment::prompts::{Api, Template, Use, Writer};
+use crate::experiment::matrix::{self, Cell, Journal, Measured};
+use crate::experiment::prompts::Api;
 use crate::experiment::report::{self, Point};
-use crate::experiment::service::{self, Settings, Subject};
-use crate::experiment::sizing::{self, DEFAULT_BLOCK_SIZE, Sizes, Wanted};
+use crate::experiment::service::{self, Settings};
+use crate::experiment::subject::{Subject, Wish};
 use crate::experiment::target::Target;
-
-/// Words of the probe that learns what the target says of its usage.
-const PROBE_WORDS: usize = 600;
-/// The same probe may meet a worker that has not seen it, and older engines leave a count of zero out: it is sent this
-/// often before the target is taken not to say `cached_tokens` at all.
-const PROBES: usize = 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
-    /// What to measure: http://HOST:PORT of a proxy, a Service or an engine
-    #[arg(long, value_name = "URL")]
-    pub target: String,
-    /// An engine behind the target, for its /metrics; repeat for each of them
-    #[arg(long, value_name = "URL")]
-    pub metrics: Vec<String>,
-    /// Name of this way of routing in the report
-    #[arg(long, default_value = "target", value_name = "NAME")]
-    pub label: String,
+    /// What to measure: http://HOST:PORT of a proxy, a Service or an engine. Repeat as NAME=URL to compare several: they
+    /// take turns
+    #[arg(long = "target", value_name = "[NAME=]URL", required = true)]
+    pub targets: Vec<Named>,
+    /// An engine behind the target, for its /metrics; repeat for each of them. NAME= says behind which target
+    #[arg(long, value_name = "[NAME=]URL")]
+    pub metrics: Vec<Named>,
     /// Model to ask for [default: the first that the target lists]
     #[arg(long)]
     pub model: Option<String>,
@@ -46,9 +38,9 @@ pub struct BenchArgs {
     /// Numbers of shared prefixes, a point each
     #[arg(long, value_delimiter = ',', default_value = "2,7,12,24", value_name = "P,..")]
     pub prefixes: Vec<usize>,
-    /// Requests in flight
-    #[arg(long, default_value_t = 8, value_name = "N")]
-    pub concurrency: usize,
+    /// Requests in flight, a point each
+    #[arg(long, value_delimiter = ',', default_value = "8", value_name = "N,..")]
+    pub concurrency: Vec<usize>,
     /// Requests of a run [default: 20 a prefix, at least 200]
     #[arg(long, value_name = "N")]
     pub requests: Option<usize>,
@@ -73,45 +65,76 @@ pub struct BenchArgs {
     /// Seconds after which a request counts as failed
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub timeout: u64,
+    /// Remember finished runs in this file, and go on from it after an interruption
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<PathBuf>,
     /// Print JSON instead of the table
     #[arg(long)]
     pub json: bool,
 }
 
+/// A URL that may carry a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Named {
+    pub name: Option<String>,
+    pub url: String,
+}
+
+impl std::str::FromStr for Named {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Named, Self::Err> {
+        Ok(match text.split_once('=') {
+            // An `=` further on belongs to the URL.
+            Some((name, url)) if !name.contains(['/', ':', '?']) => {
+                Named { name: Some(name.to_owned()), url: url.to_owned() }
+            }
+            _ => Named { name: None, url: text.to_owned() },
+        })
+    }
+}
+
 /// What `bench --json` prints.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    pub target: String,
-    pub model: String,
+    pub targets: Vec<ReportedTarget>,
     pub seed: u64,
     pub runs: u64,
     pub keep_alive: bool,
     pub output_tokens: u32,
+    pub points: Vec<Point>,
+}
+
+/// One target of a report.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReportedTarget {
+    /// As in its points' `mode`.
+    pub name: String,
+    pub url: String,
+    pub model: String,
     /// Tokens of a prompt that a cache can hold for its group; absent if the target has no `/tokenize`.
     pub shareable_tokens: Option<u32>,
-    pub points: Vec<Point>,
 }
 
 /// Runs the experiment and prints it to `out`.
 ///
 /// # Errors
-/// If the target cannot be measured: each error names the address, the flag or the engine's flag to change.
+/// If an argument is out of range or a target cannot be measured: each error names the flag, the address or the engine's
+/// flag to change.
 pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
-    ensure!(args.concurrency > 0, "--concurrency must be at least 1");
-    ensure!(args.runs > 0, "--runs must be at least 1");
-    ensure!(args.output_tokens > 0, "--output-tokens must be at least 1");
-    ensure!(args.requests != Some(0), "--requests must be at least 1");
-    ensure!(args.prefixes.iter().all(|&prefixes| prefixes > 0), "--prefixes must all be at least 1");
+    check(args)?;
     let report = measure(args).await?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
         return Ok(());
     }
+    let targets: Vec<String> =
+        report.targets.iter().map(|target| format!("{} ({})", target.name, target.url)).collect();
     writeln!(
         out,
         "Service experiment on {}: {} run(s) a point, the median of each figure; {}",
-        report.target,
+        targets.join(", "),
         report.runs,
         if report.keep_alive { "kept connections" } else { "a new connection for each request" }
     )?;
@@ -122,108 +145,185 @@ pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     Ok(())
 }
 
-async fn measure(args: &BenchArgs) -> Result<Report> {
-    let subject = learn(args).await?;
-    let point_settings = |prefixes| Settings {
-        prefixes,
-        concurrency: args.concurrency,
-        requests: args.requests,
-        seed: args.seed,
-        keep_alive: args.keep_alive,
-        timeout: Duration::from_secs(args.timeout),
-    };
-    let all: Vec<Settings> = args.prefixes.iter().map(|&prefixes| point_settings(prefixes)).collect();
-    let a_run: usize = all.iter().map(|point| point.request_count() + point.prefixes).sum();
-    let progress = progress_bar(a_run as u64 * args.runs);
-    let mut points = Vec::new();
-    for settings in &all {
-        let mut runs = Vec::new();
-        for run in 0..args.runs {
-            progress.set_message(format!("{} prefixes, run {}", settings.prefixes, run + 1));
-            runs.push(service::run(&subject, settings, run, &progress).await?);
+fn check(args: &BenchArgs) -> Result<()> {
+    let positive = |numbers: &[usize]| !numbers.is_empty() && !numbers.contains(&0);
+    ensure!(positive(&args.prefixes), "--prefixes must all be at least 1");
+    ensure!(positive(&args.concurrency), "--concurrency must be at least 1");
+    ensure!(args.runs > 0, "--runs must be at least 1");
+    ensure!(args.output_tokens > 0, "--output-tokens must be at least 1");
+    ensure!(args.requests != Some(0), "--requests must be at least 1");
+    let names = names(args)?;
+    for named in &args.metrics {
+        if let Some(name) = named.name.as_ref().filter(|name| !names.contains(name)) {
+            bail!("--metrics {name}={}: no --target is called `{name}`", named.url);
         }
-        let workers = (!subject.workers.is_empty()).then(|| subject.workers.len());
-        points.extend(Point::of(&args.label, workers, settings.prefixes, settings.concurrency, runs));
+    }
+    Ok(())
+}
+
+/// The targets' names, all different.
+fn names(args: &BenchArgs) -> Result<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for target in &args.targets {
+        let name = match &target.name {
+            Some(name) => name.clone(),
+            None if args.targets.len() == 1 => "target".to_owned(),
+            None => bail!("--target {}: of several targets each needs a name, as NAME=URL", target.url),
+        };
+        ensure!(!names.contains(&name), "--target {name}=..: two targets are called `{name}`");
+        names.push(name);
+    }
+    Ok(names)
+}
+
+async fn measure(args: &BenchArgs) -> Result<Report> {
+    let subjects = learn(args).await?;
+    let cells = matrix::order(subjects.len(), &args.prefixes, &args.concurrency, args.runs);
+    let (mut journal, mut measured) = match &args.journal {
+        Some(path) => {
+            let (journal, measured) = Journal::open(path, &fingerprint(args)?)?;
+            (Some(journal), measured)
+        }
+        None => (None, Vec::new()),
+    };
+    let settings: Vec<Settings> = cells.iter().map(|cell| settings_of(args, cell)).collect();
+    let requests = settings.iter().map(|cell| cell.request_count() + cell.prefixes).sum::<usize>();
+    let progress = progress_bar(requests as u64);
+    for (cell, settings) in cells.iter().zip(&settings) {
+        if measured.iter().any(|done| done.cell == *cell) {
+            progress.inc((settings.request_count() + settings.prefixes) as u64);
+            progress.reset_eta();
+            continue;
+        }
+        let subject = &subjects[cell.target];
+        progress.set_message(format!(
+            "{}, {} prefixes, {} in flight, run {} of {}",
+            subject.name,
+            cell.prefixes,
+            cell.concurrency,
+            cell.run + 1,
+            args.runs
+        ));
+        let figures = service::run(subject, settings, &progress)
+            .await
+            .with_context(|| format!("{}: {} prefixes, run {}", subject.name, cell.prefixes, cell.run + 1))?;
+        let done = Measured { cell: *cell, figures };
+        if let Some(journal) = &mut journal {
+            journal.record(&done)?;
+        }
+        measured.push(done);
     }
     progress.finish_and_clear();
     Ok(Report {
-        target: subject.target.to_string(),
-        model: subject.template.model,
+        points: points(&subjects, &cells, &measured),
+        targets: subjects.into_iter().map(ReportedTarget::of).collect(),
         seed: args.seed,
         runs: args.runs,
         keep_alive: args.keep_alive,
         output_tokens: args.output_tokens,
-        shareable_tokens: subject.sizes.shareable_tokens,
-        points,
     })
+}
+
+impl ReportedTarget {
+    fn of(subject: Subject) -> ReportedTarget {
+        ReportedTarget {
+            name: subject.name,
+            url: subject.target.to_string(),
+            model: subject.template.model,
+            shareable_tokens: subject.sizes.shareable_tokens,
+        }
+    }
+}
+
+fn settings_of(args: &BenchArgs, cell: &Cell) -> Settings {
+    Settings {
+        prefixes: cell.prefixes,
+        concurrency: cell.concurrency,
+        requests: args.requests,
+        seed: args.seed,
+        texts: cell.target as u64,
+        run: cell.run,
+        keep_alive: args.keep_alive,
+        timeout: Duration::from_secs(args.timeout),
+    }
+}
+
+/// The points in the order of their first run, each with all its runs.
+fn points(subjects: &[Subject], cells: &[Cell], measured: &[Measured]) -> Vec<Point> {
+    let firsts = cells.iter().filter(|cell| cell.run == 0);
+    let point = |first: &Cell| {
+        let mut runs: Vec<&Measured> =
+            measured.iter().filter(|done| Cell { run: 0, ..done.cell } == *first).collect();
+        runs.sort_by_key(|done| done.cell.run);
+        let subject = &subjects[first.target];
+        let workers = (!subject.workers.is_empty()).then(|| subject.workers.len());
+        let figures = runs.into_iter().map(|done| done.figures.clone()).collect();
+        Point::of(&subject.name, workers, first.prefixes, first.concurrency, figures)
+    };
+    firsts.filter_map(point).collect()
+}
+
+/// Everything that changes what is measured, in one line: a journal goes on only under the same.
+fn fingerprint(args: &BenchArgs) -> Result<String> {
+    let urls = |named: &[Named]| -> Vec<String> {
+        named.iter().map(|one| format!("{}={}", one.name.as_deref().unwrap_or(""), one.url)).collect()
+    };
+    let settings = serde_json::json!({
+        "targets": urls(&args.targets), "metrics": urls(&args.metrics), "model": args.model,
+        "api": args.api.path(), "prefixes": args.prefixes, "concurrency": args.concurrency,
+        "requests": args.requests, "seed": args.seed, "keep_alive": args.keep_alive,
+        "prefix_tokens": args.prefix_tokens, "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+    });
+    Ok(settings.to_string())
 }
 
 /// A bar on a terminal's standard error, nothing elsewhere.
 pub fn progress_bar(requests: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {eta} left  {msg}");
     let bar = ProgressBar::new(requests);
-    match style {
+    match ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {eta} left  {msg}") {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
 }
 
-/// Everything that must be known of a target before it can be measured.
-async fn learn(args: &BenchArgs) -> Result<Subject> {
-    let mut target = Target::resolve(&args.target).await?;
-    for line in &args.headers {
-        target = target.with_header(line)?;
+async fn learn(args: &BenchArgs) -> Result<Vec<Subject>> {
+    let wish = Wish {
+        api: args.api,
+        model: args.model.clone(),
+        prefix_tokens: args.prefix_tokens,
+        prompt_tokens: args.prompt_tokens,
+        output_tokens: args.output_tokens,
+        timeout: Duration::from_secs(args.timeout),
+    };
+    let mut subjects = Vec::new();
+    for (name, named) in names(args)?.iter().zip(&args.targets) {
+        let mut target = Target::resolve(&named.url).await?;
+        for line in &args.headers {
+            target = target.with_header(line)?;
+        }
+        let behind = args.metrics.iter().filter(|page| page.name.as_ref().is_none_or(|of| of == name));
+        let urls: Vec<String> = behind.map(|page| page.url.clone()).collect();
+        let workers = Workers::resolve(&urls).await?;
+        subjects.push(Subject::learn(name, target, workers, &wish).await?);
     }
-    let workers = Workers::resolve(&args.metrics).await?;
-    workers.read().await?;
-    let model = match &args.model {
-        Some(model) => model.clone(),
-        None => first_model(&target).await?,
-    };
-    let template = Template { api: args.api, model, output_tokens: args.output_tokens };
-    let timeout = Duration::from_secs(args.timeout);
-    let probe_tokens = require_cached_tokens(&target, &template, args.seed, timeout).await?;
-    let block_size = workers.cache_config().await?.block_size.unwrap_or(DEFAULT_BLOCK_SIZE).max(1);
-    let wanted = Wanted { shared_tokens: args.prefix_tokens, prompt_tokens: args.prompt_tokens, block_size };
-    let sizes: Sizes = match sizing::by_tokenizer(&target, &template, wanted).await? {
-        Some(sizes) => sizes,
-        None => sizing::by_probe(PROBE_WORDS, probe_tokens, wanted),
-    };
-    Ok(Subject { target, workers, template, sizes })
+    Ok(subjects)
 }
 
-/// The id of the first model that the target lists.
-pub async fn first_model(target: &Target) -> Result<String> {
-    let (status, text) = target.get("/v1/models").await?;
-    let id = || Some(serde_json::from_str::<Value>(&text).ok()?["data"][0]["id"].as_str()?.to_owned());
-    match (status.is_success(), id()) {
-        (true, Some(id)) => Ok(id),
-        _ => bail!("{target}/v1/models: status {status}, no model listed; name one with --model"),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Makes sure that answers tell how many prompt tokens were cached; the prompt tokens of the probe.
-async fn require_cached_tokens(
-    target: &Target,
-    template: &Template,
-    seed: u64,
-    timeout: Duration,
-) -> Result<u32> {
-    let text = Writer::new(seed, [u64::MAX; 3]).text(Use::Probe, 0, PROBE_WORDS);
-    let (head, tail) = text.split_at(text.len() / 2);
-    let body = Template { output_tokens: 2, ..template.clone() }.body(head.trim(), tail.trim());
-    for _ in 0..PROBES {
-        let mut client = Client::new(target.clone(), false, timeout);
-        let sample = client
-            .send(template.api.path(), body.clone())
-            .await
-            .with_context(|| format!("{target} cannot be measured"))?;
-        if sample.usage.cached_tokens.is_some() {
-            return Ok(sample.usage.prompt_tokens);
+    #[test]
+    fn a_name_ends_at_the_first_equals_sign_of_a_plain_word() {
+        for (text, name, url) in [
+            ("http://a:1", None, "http://a:1"),
+            ("kv=http://a:1", Some("kv"), "http://a:1"),
+            ("http://a:1/?x=y", None, "http://a:1/?x=y"),
+            ("a:1", None, "a:1"),
+        ] {
+            let named: Named = text.parse().unwrap();
+            assert_eq!((named.name.as_deref(), named.url.as_str()), (name, url));
         }
     }
-    bail!(
-        "{target}: the answers' usage lacks prompt_tokens_details.cached_tokens, also for a prompt sent {PROBES} times; \
-         start every vLLM worker with --enable-prompt-tokens-details"
-    )
 }

@@ -18,12 +18,13 @@ const WORDS: [&str; 128] = [
     "two", "use", "war", "was", "way", "who", "why", "yes",
 ];
 
-/// Writes all texts of one run, which has a name of three numbers. The same seed and run give the same texts in the same
-/// order; any other gives texts that share no beginning with them, so that no run profits from what an earlier one left
-/// in a cache.
+/// Writes all texts of one run and draws their groups. The same seed and run (a name of three numbers) give the same order
+/// of groups; with the same target also the same texts. Any other gives texts that share no beginning with them, so that
+/// no run profits from what another one left in a cache.
 #[derive(Clone, Debug)]
 pub struct Writer {
-    key: [u8; 32],
+    order_key: [u8; 32],
+    text_key: [u8; 32],
 }
 
 /// What a text is for: texts of different use never begin alike.
@@ -40,19 +41,21 @@ pub enum Use {
 }
 
 impl Writer {
-    pub fn new(seed: u64, run: [u64; 3]) -> Writer {
+    pub fn new(seed: u64, run: [u64; 3], target: u64) -> Writer {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(b"warmroute experiment").update(&seed.to_le_bytes());
-        for part in run {
+        hasher.update(b"warmroute experiment");
+        for part in [seed, run[0], run[1], run[2]] {
             hasher.update(&part.to_le_bytes());
         }
-        Writer { key: *hasher.finalize().as_bytes() }
+        let order_key = *hasher.finalize().as_bytes();
+        hasher.update(&target.to_le_bytes());
+        Writer { order_key, text_key: *hasher.finalize().as_bytes() }
     }
 
     /// `words` words with single spaces between. The first eighteen already have 126 bits of chance: no text comes twice.
     pub fn text(&self, purpose: Use, index: usize, words: usize) -> String {
         let mut bytes = vec![0; words];
-        self.stream(&[purpose as u8], index).fill(&mut bytes);
+        stream(&self.text_key, &[purpose as u8], index).fill(&mut bytes);
         let mut text = String::with_capacity(4 * words);
         for byte in bytes {
             if !text.is_empty() {
@@ -66,16 +69,16 @@ impl Writer {
     /// A uniform draw from `0..below` for the request at `index`.
     pub fn draw(&self, index: usize, below: usize) -> usize {
         let mut bytes = [0; 8];
-        self.stream(b"draw", index).fill(&mut bytes);
+        stream(&self.order_key, b"draw", index).fill(&mut bytes);
         // The bias of the remainder is below 1e-15 for any number of groups that fits a fleet.
         (u64::from_le_bytes(bytes) % below.max(1) as u64) as usize
     }
+}
 
-    fn stream(&self, purpose: &[u8], index: usize) -> blake3::OutputReader {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(purpose).update(&(index as u64).to_le_bytes());
-        hasher.finalize_xof()
-    }
+fn stream(key: &[u8; 32], purpose: &[u8], index: usize) -> blake3::OutputReader {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(purpose).update(&(index as u64).to_le_bytes());
+    hasher.finalize_xof()
 }
 
 /// The endpoint that prompts are sent to.
@@ -153,23 +156,26 @@ mod tests {
     fn words_are_distinct_and_four_bytes_with_their_space() {
         assert_eq!(WORDS.iter().collect::<HashSet<_>>().len(), WORDS.len());
         assert!(WORDS.iter().all(|word| word.len() == 3));
-        assert_eq!(Writer::new(1, [0; 3]).text(Use::Tail, 0, 100).len(), 399);
+        assert_eq!(Writer::new(1, [0; 3], 0).text(Use::Tail, 0, 100).len(), 399);
     }
 
     #[test]
     fn a_seed_and_run_fix_every_text_and_draw() {
-        let (one, same) = (Writer::new(7, [2, 24, 8]), Writer::new(7, [2, 24, 8]));
+        let [one, same] = [Writer::new(7, [2, 24, 8], 0), Writer::new(7, [2, 24, 8], 0)];
         assert_eq!(one.text(Use::Prefix, 3, 50), same.text(Use::Prefix, 3, 50));
         let draws = |writer: &Writer| (0..100).map(|index| writer.draw(index, 24)).collect::<Vec<_>>();
         assert_eq!(draws(&one), draws(&same));
-        assert_ne!(draws(&one), draws(&Writer::new(8, [2, 24, 8])));
+        assert_eq!(draws(&one), draws(&Writer::new(7, [2, 24, 8], 1)), "another target has the same order");
+        assert_ne!(draws(&one), draws(&Writer::new(8, [2, 24, 8], 0)));
     }
 
     #[test]
     fn no_two_texts_begin_alike() {
         let mut heads = HashSet::new();
-        for (seed, run) in [(1, [0, 2, 8]), (1, [1, 2, 8]), (1, [0, 7, 8]), (2, [0, 2, 8])] {
-            let writer = Writer::new(seed, run);
+        for (seed, run, target) in
+            [(1, [0, 2, 8], 0), (1, [1, 2, 8], 0), (1, [0, 7, 8], 0), (2, [0, 2, 8], 0), (1, [0, 2, 8], 1)]
+        {
+            let writer = Writer::new(seed, run, target);
             for purpose in [Use::Prefix, Use::Tail, Use::WarmUp, Use::Probe] {
                 for index in 0..50 {
                     assert!(heads.insert(writer.text(purpose, index, 8)), "{purpose:?} {index}");
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn draws_are_uniform() {
-        let writer = Writer::new(3, [0; 3]);
+        let writer = Writer::new(3, [0; 3], 0);
         let mut counts = [0; 24];
         (0..24_000).for_each(|index| counts[writer.draw(index, 24)] += 1);
         assert!(counts.iter().all(|&count| (850..1150).contains(&count)), "{counts:?}");

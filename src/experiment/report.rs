@@ -158,12 +158,12 @@ pub fn notes(points: &[Point]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
 
-    fn figures(hit_share: f64, p50: f64, by_worker: [u64; 2]) -> Figures {
+    pub(crate) fn figures(hit_share: f64, p50: f64, by_worker: [u64; 2]) -> Figures {
         let times = Percentiles { p50, p90: 2.0 * p50, p99: 3.0 * p50 };
         Figures {
             requests: 200,

@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::experiment::counters::{self, Counts, Snapshot, Workers};
 use crate::experiment::exchange::{Client, Sample};
 use crate::experiment::load::{Finished, Load};
-use crate::experiment::prompts::{Template, Use, Writer};
-use crate::experiment::sizing::Sizes;
+use crate::experiment::prompts::{Use, Writer};
 use crate::experiment::stats::Percentiles;
-use crate::experiment::target::Target;
+use crate::experiment::subject::Subject;
 
 /// The two counts of cached tokens may differ by this share of all prompt tokens before it is worth a note.
 const COUNTS_AGREE: f64 = 0.002;
@@ -32,6 +31,11 @@ pub struct Settings {
     /// Counted requests; by default as in the study, `max(200, 20 P)`.
     pub requests: Option<usize>,
     pub seed: u64,
+    /// Which of the compared targets this is: the order of groups is the same for all, the texts are each target's own,
+    /// since two targets may lead to the same engines.
+    pub texts: u64,
+    /// Repetition: each has texts and an order of its own.
+    pub run: u64,
     /// One connection for each of the `concurrency` clients rather than for each request.
     pub keep_alive: bool,
     /// After which a request counts as failed.
@@ -42,16 +46,6 @@ impl Settings {
     pub fn request_count(&self) -> usize {
         self.requests.unwrap_or_else(|| (20 * self.prefixes).max(200))
     }
-}
-
-/// What is measured, and with which prompts.
-#[derive(Clone, Debug)]
-pub struct Subject {
-    pub target: Target,
-    /// The engines behind the target; may be empty, then nothing is known of their counters.
-    pub workers: Workers,
-    pub template: Template,
-    pub sizes: Sizes,
 }
 
 /// What one run showed. Shares are of 1; times in milliseconds.
@@ -79,18 +73,13 @@ pub struct Figures {
     pub notes: Vec<String>,
 }
 
-/// Runs one point once. `run` numbers the repetitions: each has texts of its own.
+/// Runs one point once.
 ///
 /// # Errors
 /// If the warm-up fails, no request is answered, or the engines' counters cannot be read.
-pub async fn run(
-    subject: &Subject,
-    settings: &Settings,
-    run: u64,
-    progress: &ProgressBar,
-) -> Result<Figures> {
-    let part = [run, settings.prefixes as u64, settings.concurrency as u64];
-    let writer = Writer::new(settings.seed, part);
+pub async fn run(subject: &Subject, settings: &Settings, progress: &ProgressBar) -> Result<Figures> {
+    let part = [settings.run, settings.prefixes as u64, settings.concurrency as u64];
+    let writer = Writer::new(settings.seed, part, settings.texts);
     let sizes = subject.sizes;
     let prefixes: Arc<[String]> =
         (0..settings.prefixes).map(|group| writer.text(Use::Prefix, group, sizes.prefix_words)).collect();
@@ -205,7 +194,7 @@ fn figures(finished: &Finished, counted: Option<&Snapshot>, shareable: Option<u3
     Ok(Figures {
         requests: answered.len(),
         failed,
-        hit_share: hits / count,
+        hit_share: ratio(hits, count),
         prefix_token_share: ratio(shared_tokens, count * f64::from(shareable)),
         counter_token_share: totals.map(|totals| ratio(totals.hits, totals.queries)),
         usage_token_share,
@@ -213,7 +202,7 @@ fn figures(finished: &Finished, counted: Option<&Snapshot>, shareable: Option<u3
         ttft_hit_ms: times(&is_hit),
         ttft_miss_ms: times(&|sample| !is_hit(sample)),
         e2e_ms: Percentiles::of(e2e).context("no times")?,
-        requests_per_s: count / finished.wall.as_secs_f64().max(f64::EPSILON),
+        requests_per_s: ratio(count, finished.wall.as_secs_f64()),
         requests_by_worker: counted.map(by_worker),
         preemptions: totals.map(|totals| totals.preemptions.max(0.0) as u64),
         notes,
@@ -248,11 +237,16 @@ fn by_worker(counted: &Snapshot) -> BTreeMap<String, u64> {
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+    rounded(if whole > 0.0 { part / whole } else { 0.0 })
 }
 
 fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// To six decimals: more is noise, and so few come back from JSON unchanged.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
 }
 
 #[cfg(test)]
@@ -284,7 +278,7 @@ mod tests {
         let figures = figures(&four(), Some(&counted(3048.0, 9484.0, 0.0)), Some(2032)).unwrap();
         assert_eq!(figures.hit_share, 0.5);
         assert_eq!(figures.prefix_token_share, 3048.0 / 8128.0);
-        assert_eq!(figures.usage_token_share, 3048.0 / 9484.0);
+        assert_eq!(figures.usage_token_share, 0.321383);
         assert_eq!(figures.counter_token_share, Some(figures.usage_token_share));
         assert_eq!(figures.ttft_hit_ms.unwrap().p99, 60.0);
         assert_eq!(figures.ttft_miss_ms.unwrap().p50, 100.0);
@@ -328,6 +322,8 @@ mod tests {
             concurrency: 8,
             requests,
             seed: 1,
+            texts: 0,
+            run: 0,
             keep_alive: false,
             timeout: Duration::from_secs(1),
         };

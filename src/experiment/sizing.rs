@@ -99,7 +99,7 @@ impl Found {
         prefix_words: usize,
         tail_words: usize,
     ) -> Result<Option<Found>> {
-        let writer = Writer::new(0, [0; 3]);
+        let writer = Writer::new(0, [0; 3], 0);
         let prefix = writer.text(Use::Probe, 0, prefix_words);
         let mut prompts = Vec::new();
         // Words that are not in the vocabulary of texts, so that the two tails differ from their first letter on.
