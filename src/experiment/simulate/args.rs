@@ -1,0 +1,305 @@
+//! The command line of `warmroute simulate`: a named suite, or one workload with parameters.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+
+use super::fleet::{Change, FleetSpec, TimingModel};
+use super::job::{Contestant, Job, Recipe};
+use super::policy::{PlannerSetup, PolicyName, SpeedKnowledge};
+use super::suite::{SERVICE_CAPACITY, SuiteName, TRACE_CAPACITY};
+use super::workload::popularity::Popularity;
+use super::workload::replay::TraceName;
+use super::workload::shared::{Groups, Hot, Service, Shape, Span, WarmUp};
+
+/// Judge placement policies in virtual time: simulated workers, no sockets.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A named set of workloads, fleets and policies; each table of benches/README.md is one
+    #[arg(long, value_enum, conflicts_with = "workload")]
+    pub suite: Vec<SuiteName>,
+    /// service, hot, groups:GLOBAL+GROUP (percent of the prompt that all, that a group shares), or a trace: conversation,
+    /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
+    #[arg(long)]
+    pub workload: Vec<Kind>,
+    /// random, kv, round-robin, least-load, least-requests, rendezvous[:BLOCKS[:BOUND]], fixed, oracle[:WEIGHT]
+    #[arg(long, value_delimiter = ',')]
+    pub policy: Vec<PolicyName>,
+    /// Workers
+    #[arg(long, value_delimiter = ',', default_value = "8")]
+    pub workers: Vec<usize>,
+    /// KV cache of a worker, in tokens [default: 9344 for service, 37448 for hot and groups, 524288 for traces]
+    #[arg(long)]
+    pub capacity_tokens: Option<u64>,
+    /// Prefill work without any cache over the fleet's capacity (open loops)
+    #[arg(long, value_delimiter = ',', default_value = "0.8")]
+    pub load: Vec<f64>,
+    /// Shared prefixes (service, hot)
+    #[arg(long, value_delimiter = ',', default_value = "24")]
+    pub prefixes: Vec<u32>,
+    /// Requests at a time (closed loops)
+    #[arg(long, value_delimiter = ',', default_value = "8")]
+    pub concurrency: Vec<usize>,
+    /// Requests (service, hot) [default: 1300 of which the first 100 do not count, 4000]
+    #[arg(long)]
+    pub requests: Option<usize>,
+    /// uniform, zipf:EXPONENT, hot:SHARE (service, hot)
+    #[arg(long, default_value = "uniform")]
+    pub popularity: Popularity,
+    /// Tokens of a shared prefix (service, hot)
+    #[arg(long, default_value_t = Shape::SERVICE.prefix)]
+    pub prefix_tokens: u32,
+    /// Tokens of a prompt, N or FROM-TO (service, hot)
+    #[arg(long, default_value_t = Shape::SERVICE.prompt)]
+    pub prompt_tokens: Span,
+    /// Tokens of an answer, N or FROM-TO (service, hot)
+    #[arg(long, default_value_t = Shape::SERVICE.output)]
+    pub output_tokens: Span,
+    /// Spread arrivals of `conversation` within the 3 seconds to which they are rounded
+    #[arg(long)]
+    pub spread: bool,
+    /// Speed of each worker, as a share of 8,000 prompt and 40 output tokens a second; the last counts for the rest
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    pub speeds: Vec<f64>,
+    /// How the engines spend time
+    #[arg(long, value_enum, default_value = "serial")]
+    pub timing: TimingModel,
+    /// How the planner comes to know speeds
+    #[arg(long, value_enum, default_value = "learned")]
+    pub planner_speeds: SpeedKnowledge,
+    /// Engine blocks in one block of the planner's chain
+    #[arg(long, default_value_t = 1)]
+    pub planner_blocks: usize,
+    /// WORKER@TIME+DOWN: worker (from 0) restarts after TIME seconds, and is gone for DOWN seconds
+    #[arg(long)]
+    pub restart: Vec<String>,
+    /// A cold worker joins after so many seconds
+    #[arg(long)]
+    pub join: Vec<f64>,
+    /// Seeds 1 to N
+    #[arg(long, default_value_t = 3)]
+    pub seeds: u64,
+    /// Where the traces are [default: ../shared/traces]
+    #[arg(long)]
+    pub traces: Option<PathBuf>,
+    /// Print every run as JSON
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+    /// Print every run as CSV
+    #[arg(long)]
+    pub csv: bool,
+}
+
+/// A workload by name.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Service,
+    Hot,
+    Groups { global: u32, group: u32 },
+    Trace(TraceName),
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Kind, String> {
+        match text {
+            "service" => return Ok(Kind::Service),
+            "hot" => return Ok(Kind::Hot),
+            _ => {}
+        }
+        if let Some((global, group)) = text.strip_prefix("groups:").and_then(|rest| rest.split_once('+')) {
+            return match (global.parse::<u32>(), group.parse::<u32>()) {
+                (Ok(global), Ok(group)) if global <= 100 && group <= 100 - global => {
+                    Ok(Kind::Groups { global, group })
+                }
+                _ => Err(format!("`{text}`: two percentages with a sum of at most 100 are needed")),
+            };
+        }
+        TraceName::from_str(text, false).map(Kind::Trace).map_err(|_| {
+            let traces: Vec<&str> = TraceName::value_variants().iter().map(|name| name.as_str()).collect();
+            format!("`{text}` is no workload: service, hot, groups:GLOBAL+GROUP, {}", traces.join(", "))
+        })
+    }
+}
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Span, String> {
+        let (from, to) = text.split_once('-').unwrap_or((text, text));
+        match (from.parse(), to.parse()) {
+            (Ok(from), Ok(to)) if 0 < from && from <= to => Ok(Span { from, to }),
+            _ => Err(format!("`{text}` is not N or FROM-TO in tokens, of at least 1")),
+        }
+    }
+}
+
+impl Args {
+    /// The jobs asked for.
+    pub fn jobs(&self) -> anyhow::Result<Vec<Job>> {
+        ensure!(self.seeds > 0, "--seeds must be at least 1");
+        if !self.suite.is_empty() {
+            return Ok(self.suite.iter().flat_map(|suite| suite.jobs(self.seeds)).collect());
+        }
+        if self.workload.is_empty() {
+            let suites: Vec<String> =
+                SuiteName::value_variants().iter().map(|suite| suite.to_string()).collect();
+            bail!("name a --workload or a --suite; suites: {}", suites.join(", "));
+        }
+        self.check()?;
+        let mut jobs = Vec::new();
+        for kind in &self.workload {
+            for &workers in &self.workers {
+                let fleet = self.fleet(*kind, workers)?;
+                for recipe in self.recipes(*kind) {
+                    for seed in 1..=self.seeds {
+                        let contestants = self.contestants(*kind);
+                        jobs.push(Job { recipe: recipe.clone(), fleet: fleet.clone(), seed, contestants });
+                    }
+                }
+            }
+        }
+        Ok(jobs)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.workers.iter().all(|&n| (1..=4096).contains(&n)), "--workers must be 1 to 4096");
+        ensure!(self.load.iter().all(|&load| load > 0.0 && load.is_finite()), "--load must be above 0");
+        ensure!(self.speeds.iter().all(|&s| s > 0.0 && s.is_finite()), "--speeds must be above 0");
+        ensure!(self.prefixes.iter().all(|&n| (1..1 << 24).contains(&n)), "--prefixes must be 1 to 16777215");
+        ensure!(self.concurrency.iter().all(|&n| n > 0), "--concurrency must be at least 1");
+        ensure!(self.join.iter().all(|&at| at >= 0.0 && at.is_finite()), "--join must be at least 0");
+        ensure!(self.requests != Some(0), "--requests must be at least 1");
+        Ok(())
+    }
+
+    fn fleet(&self, kind: Kind, workers: usize) -> anyhow::Result<FleetSpec> {
+        let usual = match kind {
+            Kind::Service => SERVICE_CAPACITY,
+            Kind::Hot | Kind::Groups { .. } => 4 * SERVICE_CAPACITY,
+            Kind::Trace(_) => TRACE_CAPACITY,
+        };
+        let mut changes: Vec<Change> = self.join.iter().map(|&at| Change::Join { at }).collect();
+        for text in &self.restart {
+            let change =
+                restart(text).with_context(|| format!("--restart {text}: WORKER@TIME+DOWN is needed"))?;
+            ensure!(
+                matches!(change, Change::Restart { worker, .. } if worker < workers),
+                "--restart {text}: no such worker"
+            );
+            changes.push(change);
+        }
+        let capacity_tokens = self.capacity_tokens.unwrap_or(usual);
+        Ok(FleetSpec { workers, capacity_tokens, speeds: self.speeds.clone(), changes, timing: self.timing })
+    }
+
+    fn recipes(&self, kind: Kind) -> Vec<Recipe> {
+        let shape =
+            Shape { prefix: self.prefix_tokens, prompt: self.prompt_tokens, output: self.output_tokens };
+        let popularity = || self.popularity.clone();
+        match kind {
+            Kind::Service => self.each(&self.prefixes, &self.concurrency, |prefixes, clients| {
+                let requests = self.requests.unwrap_or(1300);
+                let warm_up = WarmUp::First(100.min(requests / 2));
+                Recipe::Service(Service {
+                    shape,
+                    prefixes,
+                    clients,
+                    requests,
+                    warm_up,
+                    popularity: popularity(),
+                })
+            }),
+            Kind::Hot => self.each(&self.prefixes, &self.load, |prefixes, load| {
+                let requests = self.requests.unwrap_or(4000);
+                Recipe::Hot(Hot { shape, prefixes, popularity: popularity(), load, requests })
+            }),
+            Kind::Groups { global, group } => self.each(&[()], &self.concurrency, |(), clients| {
+                Recipe::Groups(Groups { global, group, groups: 16, requests_each: 20, clients })
+            }),
+            Kind::Trace(name) => {
+                let loads = if name.scales() { &self.load[..] } else { &self.load[..1] };
+                let recipe = |(), load| Recipe::Trace { name, load, spread: self.spread };
+                self.each(&[()], loads, recipe)
+            }
+        }
+    }
+
+    fn each<A: Copy, B: Copy>(&self, a: &[A], b: &[B], recipe: impl Fn(A, B) -> Recipe) -> Vec<Recipe> {
+        a.iter().flat_map(|&a| b.iter().map(move |&b| (a, b))).map(|(a, b)| recipe(a, b)).collect()
+    }
+
+    fn contestants(&self, kind: Kind) -> Vec<Contestant> {
+        let usual = ["random", "least-load", "rendezvous", "oracle:1", "oracle:0.5", "kv"];
+        let fixed = matches!(kind, Kind::Service).then_some(PolicyName::Fixed);
+        let policies = match self.policy.is_empty() {
+            true => usual.iter().filter_map(|name| name.parse().ok()).chain(fixed).collect(),
+            false => self.policy.clone(),
+        };
+        let setup = PlannerSetup {
+            speeds: self.planner_speeds,
+            joined_blocks: self.planner_blocks,
+            ..Default::default()
+        };
+        policies.into_iter().map(|policy| Contestant { policy, setup: setup.clone(), label: "" }).collect()
+    }
+}
+
+fn restart(text: &str) -> Option<Change> {
+    let (worker, rest) = text.split_once('@')?;
+    let (at, down) = rest.split_once('+')?;
+    let time = |text: &str| text.parse::<f64>().ok().filter(|time| *time >= 0.0 && time.is_finite());
+    Some(Change::Restart { at: time(at)?, worker: worker.parse().ok()?, down: time(down)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn jobs(line: &str) -> anyhow::Result<Vec<Job>> {
+        let words = std::iter::once("simulate").chain(line.split_whitespace());
+        Cli::try_parse_from(words)?.args.jobs()
+    }
+
+    #[test]
+    fn lists_multiply() {
+        let jobs =
+            jobs("--workload service --prefixes 7,24 --concurrency 4,8 --workers 3,6 --policy kv,random")
+                .unwrap();
+        assert_eq!((jobs.len(), jobs[0].contestants.len()), (24, 2));
+        assert_eq!(jobs[0].fleet.capacity_tokens, SERVICE_CAPACITY);
+    }
+
+    #[test]
+    fn errors_name_the_flag() {
+        for (line, what) in [
+            ("", "--suite"),
+            ("--workload nonsense", "no workload"),
+            ("--workload groups:80+30", "at most 100"),
+            ("--workload hot --load 0", "--load"),
+            ("--workload hot --workers 0", "--workers"),
+            ("--workload hot --speeds 0", "--speeds"),
+            ("--workload hot --seeds 0", "--seeds"),
+            ("--workload hot --popularity cold", "no popularity"),
+            ("--workload hot --prompt-tokens 9-3", "FROM-TO"),
+            ("--workload hot --policy best", "no policy"),
+            ("--workload hot --restart 1@5", "WORKER@TIME+DOWN"),
+            ("--workload hot --restart 8@5+1", "no such worker"),
+            ("--suite six --workload hot", "cannot be used"),
+        ] {
+            let error = format!("{:#}", jobs(line).unwrap_err());
+            assert!(error.contains(what), "{line}: {error}");
+        }
+    }
+}

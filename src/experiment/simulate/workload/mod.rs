@@ -1,0 +1,186 @@
+//! What is asked of the fleet: requests, and when each comes. A workload is plain data made from a seed, so that every
+//! policy is judged on exactly the same requests.
+//!
+//! [`shared`] makes prompts around shared prefixes (the Service experiment, hot prefixes, groups), [`replay`] makes them
+//! from traces, [`popularity`] says which prefix comes how often.
+
+pub mod popularity;
+pub mod replay;
+pub mod shared;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::core::ids::BlockHash;
+
+/// Everything that one run sends.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Tokens of one block, of the engines' caches and of the prompts' chains.
+    pub block_tokens: u32,
+    pub requests: Arc<[Request]>,
+    pub arrivals: Arrivals,
+    /// How many requests at the start (in their order) are served but not measured.
+    pub uncounted: usize,
+    /// Blocks at the head of a prompt that tell families of prompts apart: the key of the rendezvous policy.
+    pub key_blocks: usize,
+    /// Prefill work without any cache over the fleet's capacity, where arrivals were scaled to it.
+    pub load: Option<f64>,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub blocks: Blocks,
+    /// At least 1.
+    pub prompt_tokens: u32,
+    /// At least 1.
+    pub output_tokens: u32,
+    /// Tokens at the head of the prompt that its family shares by construction; 0 where only the trace knows.
+    pub shared_tokens: u32,
+    /// The prefix, group or session it belongs to.
+    pub group: u32,
+}
+
+/// When requests come.
+#[derive(Clone, Debug)]
+pub enum Arrivals {
+    /// Open loop: request i at `.0[i]` seconds, ascending.
+    Open(Vec<f64>),
+    /// Closed loop: the first `warm_up` requests one after another, then `clients` of which each sends the next request
+    /// when its last one has been answered.
+    Closed { clients: usize, warm_up: usize },
+    /// Sessions, each a closed loop: `starts` gives time and first request of each; a request with a think time follows
+    /// the one before it, so many seconds after its answer.
+    Sessions { starts: Vec<(f64, u32)>, think: Vec<Option<f64>> },
+}
+
+/// The identity of a prompt's full blocks.
+#[derive(Clone, Debug)]
+pub enum Blocks {
+    /// Runs of block identities, hashed into a chain when asked for: small, for prompts that are made up.
+    Runs(SmallVec<[Run; 2]>),
+    /// A chain as it is. From block `shared` on it is told apart by `salt` (0: not at all), so that copies of a session
+    /// share their heads only.
+    Chain { hashes: Arc<[BlockHash]>, shared: u32, salt: u64 },
+}
+
+/// `blocks` blocks named `first`, `first + 1`, ...
+#[derive(Copy, Clone, Debug)]
+pub struct Run {
+    pub first: u64,
+    pub blocks: u32,
+}
+
+impl Blocks {
+    /// The chained hashes.
+    pub fn chain(&self) -> Arc<[BlockHash]> {
+        match self {
+            Blocks::Runs(runs) => {
+                let ids = runs.iter().flat_map(|run| run.first..run.first + u64::from(run.blocks));
+                chain_ids(ids)
+            }
+            Blocks::Chain { hashes, salt: 0, .. } => hashes.clone(),
+            Blocks::Chain { hashes, shared, salt } => {
+                let salted = |(i, hash): (usize, &BlockHash)| match i < *shared as usize {
+                    true => *hash,
+                    false => BlockHash(mix(hash.0 ^ mix(*salt))),
+                };
+                hashes.iter().enumerate().map(salted).collect()
+            }
+        }
+    }
+}
+
+/// Chains block identities: each hash stands for its id and all ids before it.
+pub fn chain_ids(ids: impl Iterator<Item = u64>) -> Arc<[BlockHash]> {
+    let mut parent = 0x5741_524d;
+    ids.map(|id| {
+        parent = mix(parent ^ mix(id));
+        BlockHash(parent)
+    })
+    .collect()
+}
+
+/// A bijection of 64 bits whose outputs look random (the finaliser of SplitMix64).
+pub fn mix(value: u64) -> u64 {
+    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Workload {
+    /// Prompt tokens of all requests.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.requests.iter().map(|request| u64::from(request.prompt_tokens)).sum()
+    }
+
+    /// The share of the measured requests' prompt tokens that one cache without limit would have had, requests in their
+    /// order, full blocks only, the last token always computed.
+    pub fn ceiling(&self) -> f64 {
+        let (mut held, mut hit, mut asked) = (HashSet::new(), 0u64, 0u64);
+        for (i, request) in self.requests.iter().enumerate() {
+            let chain = request.blocks.chain();
+            let most = ((request.prompt_tokens - 1) / self.block_tokens) as usize;
+            let found = chain.iter().take(most).take_while(|hash| held.contains(*hash)).count() as u64;
+            held.extend(chain.iter().copied());
+            if i >= self.uncounted {
+                hit += found * u64::from(self.block_tokens);
+                asked += u64::from(request.prompt_tokens);
+            }
+        }
+        hit as f64 / asked.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    #[test]
+    fn a_chain_tells_prefixes_apart() {
+        let chain = |ids: &[u64]| chain_ids(ids.iter().copied());
+        let (a, b, c) = (chain(&[1, 2, 3]), chain(&[1, 2, 4]), chain(&[9, 2, 3]));
+        assert_eq!(a[..2], b[..2]);
+        assert_ne!(a[2], b[2]);
+        assert!(a.iter().zip(c.iter()).all(|(x, y)| x != y));
+        let runs = Blocks::Runs(smallvec![Run { first: 1, blocks: 2 }, Run { first: 4, blocks: 1 }]);
+        assert_eq!(runs.chain(), b);
+    }
+
+    #[test]
+    fn copies_share_their_heads_only() {
+        let hashes = chain_ids(1..=4);
+        let copy = |salt| Blocks::Chain { hashes: hashes.clone(), shared: 2, salt }.chain();
+        assert_eq!(copy(0), hashes);
+        assert_eq!(copy(1)[..2], hashes[..2]);
+        assert!((2..4).all(|i| copy(1)[i] != hashes[i] && copy(1)[i] != copy(2)[i]));
+    }
+
+    #[test]
+    fn the_ceiling_never_counts_the_last_token() {
+        let request = |prompt_tokens| Request {
+            blocks: Blocks::Runs(smallvec![Run { first: 0, blocks: prompt_tokens / 16 }]),
+            prompt_tokens,
+            output_tokens: 1,
+            shared_tokens: 0,
+            group: 0,
+        };
+        let workload = |requests: Vec<Request>, uncounted| Workload {
+            block_tokens: 16,
+            requests: requests.into(),
+            arrivals: Arrivals::Closed { clients: 1, warm_up: 0 },
+            uncounted,
+            key_blocks: 1,
+            load: None,
+        };
+        assert_eq!(workload(vec![request(48), request(48)], 1).ceiling(), 32.0 / 48.0);
+        assert_eq!(workload(vec![request(48), request(49)], 1).ceiling(), 48.0 / 49.0);
+        assert_eq!(workload(vec![request(48), request(48)], 0).ceiling(), 32.0 / 96.0);
+    }
+}
