@@ -65,7 +65,7 @@ async fn bench(args: &[&str]) -> Result<Value, String> {
         #[command(flatten)]
         args: BenchArgs,
     }
-    let args = Command::try_parse_from([&["bench", "--json"], args].concat()).unwrap().args;
+    let args = Command::try_parse_from([&["bench"], args, &["--json"]].concat()).unwrap().args;
     let mut out = Vec::new();
     bench::run(&args, &mut out).await.map_err(|error| format!("{error:#}"))?;
     Ok(serde_json::from_slice(&out).unwrap())
@@ -434,4 +434,44 @@ async fn several_targets_need_names_that_differ() {
         let error = bench(&args).await.unwrap_err();
         assert!(error.contains(complaint), "{error}");
     }
+}
+
+#[tokio::test]
+async fn compares_two_reports_request_by_request() {
+    let warm = Toy::start(|_, _| None).await;
+    let cold = Toy::start(|state, _| {
+        state.seen.lock().unwrap().clear();
+        None
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let load = ["--prefixes", "2", "--requests", "40", "--samples"];
+    let mut files = Vec::new();
+    for (name, toy) in [("warm", &warm), ("cold", &cold)] {
+        let file = folder.path().join(name);
+        std::fs::write(&file, toy.bench(&load).await.unwrap().to_string()).unwrap();
+        files.push(file.to_str().unwrap().to_owned());
+    }
+    let hits = async |a: &str, b: &str| {
+        let compared = bench(&["compare", a, b]).await.unwrap();
+        compared["differences"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["figure"] == "hit %")
+            .unwrap()
+            .clone()
+    };
+    let between = hits(&files[0], &files[1]).await;
+    assert_eq!(
+        (&between["a"], &between["b"], &between["differs"]),
+        (&json!(100.0), &json!(0.0), &json!(true))
+    );
+    assert_eq!(hits(&files[0], &files[0]).await["differs"], json!(false));
+
+    let bare = warm.bench(&["--prefixes", "2", "--requests", "4", "--seed", "2"]).await.unwrap();
+    let file = folder.path().join("bare");
+    std::fs::write(&file, bare.to_string()).unwrap();
+    let error = bench(&["compare", file.to_str().unwrap(), &files[0]]).await.unwrap_err();
+    assert!(error.contains("--samples"), "{error}");
 }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::compare::{self, CompareArgs};
 use crate::experiment::counters::Workers;
 use crate::experiment::matrix::{self, Cell, Journal, Measured};
 use crate::experiment::prompts::Api;
@@ -18,7 +19,23 @@ use crate::experiment::subject::{Subject, Wish};
 use crate::experiment::target::Target;
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+}
+
+/// What `bench` does besides measuring.
+#[derive(Subcommand, Clone, Debug)]
+pub enum BenchCommand {
+    /// Say which differences between two reports are more than chance
+    Compare(CompareArgs),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct MeasureArgs {
     /// What to measure: http://HOST:PORT of a proxy, a Service or an engine. Repeat as NAME=URL to compare several: they
     /// take turns
     #[arg(long = "target", value_name = "[NAME=]URL", required = true)]
@@ -71,6 +88,9 @@ pub struct BenchArgs {
     /// Print JSON instead of the table
     #[arg(long)]
     pub json: bool,
+    /// With --json, add every single request, which `bench compare` needs
+    #[arg(long, requires = "json")]
+    pub samples: bool,
 }
 
 /// A URL that may carry a name.
@@ -116,14 +136,24 @@ pub struct ReportedTarget {
     pub shareable_tokens: Option<u32>,
 }
 
-/// Runs the experiment and prints it to `out`.
+/// Does what the arguments say and prints it to `out`.
 ///
 /// # Errors
 /// If an argument is out of range or a target cannot be measured: each error names the flag, the address or the engine's
 /// flag to change.
 pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
+    match &args.command {
+        Some(BenchCommand::Compare(args)) => compare::run(args, out),
+        None => run_measure(&args.measure, out).await,
+    }
+}
+
+async fn run_measure(args: &MeasureArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     check(args)?;
-    let report = measure(args).await?;
+    let mut report = measure(args).await?;
+    if !args.samples {
+        report.points.iter_mut().for_each(Point::drop_samples);
+    }
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
@@ -145,7 +175,7 @@ pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     Ok(())
 }
 
-fn check(args: &BenchArgs) -> Result<()> {
+fn check(args: &MeasureArgs) -> Result<()> {
     let positive = |numbers: &[usize]| !numbers.is_empty() && !numbers.contains(&0);
     ensure!(positive(&args.prefixes), "--prefixes must all be at least 1");
     ensure!(positive(&args.concurrency), "--concurrency must be at least 1");
@@ -162,7 +192,7 @@ fn check(args: &BenchArgs) -> Result<()> {
 }
 
 /// The targets' names, all different.
-fn names(args: &BenchArgs) -> Result<Vec<String>> {
+fn names(args: &MeasureArgs) -> Result<Vec<String>> {
     let mut names: Vec<String> = Vec::new();
     for target in &args.targets {
         let name = match &target.name {
@@ -176,7 +206,7 @@ fn names(args: &BenchArgs) -> Result<Vec<String>> {
     Ok(names)
 }
 
-async fn measure(args: &BenchArgs) -> Result<Report> {
+async fn measure(args: &MeasureArgs) -> Result<Report> {
     let subjects = learn(args).await?;
     let cells = matrix::order(subjects.len(), &args.prefixes, &args.concurrency, args.runs);
     let (mut journal, mut measured) = match &args.journal {
@@ -235,7 +265,7 @@ impl ReportedTarget {
     }
 }
 
-fn settings_of(args: &BenchArgs, cell: &Cell) -> Settings {
+fn settings_of(args: &MeasureArgs, cell: &Cell) -> Settings {
     Settings {
         prefixes: cell.prefixes,
         concurrency: cell.concurrency,
@@ -264,7 +294,7 @@ fn points(subjects: &[Subject], cells: &[Cell], measured: &[Measured]) -> Vec<Po
 }
 
 /// Everything that changes what is measured, in one line: a journal goes on only under the same.
-fn fingerprint(args: &BenchArgs) -> Result<String> {
+fn fingerprint(args: &MeasureArgs) -> Result<String> {
     let urls = |named: &[Named]| -> Vec<String> {
         named.iter().map(|one| format!("{}={}", one.name.as_deref().unwrap_or(""), one.url)).collect()
     };
@@ -287,7 +317,7 @@ pub fn progress_bar(requests: u64) -> ProgressBar {
     }
 }
 
-async fn learn(args: &BenchArgs) -> Result<Vec<Subject>> {
+async fn learn(args: &MeasureArgs) -> Result<Vec<Subject>> {
     let wish = Wish {
         api: args.api,
         model: args.model.clone(),

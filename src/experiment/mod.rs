@@ -8,6 +8,7 @@
 //! workloads and on [`trace`]s.
 
 pub mod bench;
+pub mod compare;
 pub mod counters;
 pub mod exchange;
 pub mod load;

@@ -47,6 +47,11 @@ impl Point {
         })
     }
 
+    /// Forgets the single requests, which make a report large.
+    pub fn drop_samples(&mut self) {
+        self.runs.iter_mut().for_each(|run| run.samples = Vec::new());
+    }
+
     /// Requests of the busiest worker over the mean.
     pub fn worst_share_of_mean(&self) -> Option<f64> {
         let counts = self.median.requests_by_worker.as_ref()?;
@@ -81,6 +86,7 @@ fn median_figures(runs: &[Figures]) -> Option<Figures> {
         requests_by_worker: middle.requests_by_worker.clone(),
         preemptions: middle.preemptions,
         notes,
+        samples: Vec::new(),
     })
 }
 
@@ -183,6 +189,7 @@ pub(crate) mod tests {
             ])),
             preemptions: None,
             notes: vec!["odd".into()],
+            samples: Vec::new(),
         }
     }
 

@@ -10,8 +10,8 @@ use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
 use crate::experiment::counters::{self, Counts, Snapshot, Workers};
-use crate::experiment::exchange::{Client, Sample};
-use crate::experiment::load::{Finished, Load};
+use crate::experiment::exchange::Client;
+use crate::experiment::load::{Finished, Load, Outcome};
 use crate::experiment::prompts::{Use, Writer};
 use crate::experiment::stats::Percentiles;
 use crate::experiment::subject::Subject;
@@ -71,6 +71,32 @@ pub struct Figures {
     pub preemptions: Option<u64>,
     /// Whatever makes a figure doubtful, in words.
     pub notes: Vec<String>,
+    /// The answered requests, where they are asked for: what a comparison draws from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<Row>,
+}
+
+/// One answered request, in the order of starting.
+#[derive(Copy, Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(from = "(usize, f64, f64, u32, u32)", into = "(usize, f64, f64, u32, u32)")]
+pub struct Row {
+    pub index: usize,
+    pub ttft_ms: f64,
+    pub e2e_ms: f64,
+    pub prompt_tokens: u32,
+    pub cached_tokens: u32,
+}
+
+impl From<(usize, f64, f64, u32, u32)> for Row {
+    fn from((index, ttft_ms, e2e_ms, prompt_tokens, cached_tokens): (usize, f64, f64, u32, u32)) -> Row {
+        Row { index, ttft_ms, e2e_ms, prompt_tokens, cached_tokens }
+    }
+}
+
+impl From<Row> for (usize, f64, f64, u32, u32) {
+    fn from(row: Row) -> Self {
+        (row.index, row.ttft_ms, row.e2e_ms, row.prompt_tokens, row.cached_tokens)
+    }
 }
 
 /// Runs one point once.
@@ -156,56 +182,59 @@ async fn change_since(workers: &Workers, before: &Snapshot, answered: usize) -> 
 }
 
 fn figures(finished: &Finished, counted: Option<&Snapshot>, shareable: Option<u32>) -> Result<Figures> {
-    let answered: Vec<&Sample> =
-        finished.outcomes.iter().filter_map(|outcome| outcome.result.as_ref().ok()).collect();
+    let rows: Vec<Row> = finished.outcomes.iter().filter_map(row).collect();
     let first_failure = finished.outcomes.iter().find_map(|outcome| outcome.result.as_ref().err());
-    let failed = finished.outcomes.len() - answered.len();
-    if answered.is_empty() {
-        match first_failure {
-            Some(failure) => bail!("all {failed} requests failed; the first: {failure}"),
-            None => bail!("no request was sent"),
-        }
-    }
+    let failed = finished.outcomes.len() - rows.len();
     let mut notes = Vec::new();
-    if let Some(failure) = first_failure {
-        notes.push(format!("{failed} requests failed and count in no figure; the first: {failure}"));
+    match first_failure {
+        Some(failure) if rows.is_empty() => bail!("all {failed} requests failed; the first: {failure}"),
+        None if rows.is_empty() => bail!("no request was sent"),
+        Some(failure) => {
+            notes.push(format!("{failed} requests failed and count in no figure; the first: {failure}"));
+        }
+        None => {}
     }
 
-    let cached = |sample: &Sample| sample.usage.cached_tokens.unwrap_or(0);
-    let is_hit = |sample: &Sample| cached(sample) > 0;
-    let count = answered.len() as f64;
-    let hits = answered.iter().filter(|sample| is_hit(sample)).count() as f64;
-    let cached_tokens: f64 = answered.iter().map(|sample| f64::from(cached(sample))).sum();
-    let prompt_tokens: f64 = answered.iter().map(|sample| f64::from(sample.usage.prompt_tokens)).sum();
+    let count = rows.len() as f64;
+    let sum = |of: &dyn Fn(&Row) -> u32| rows.iter().map(|row| f64::from(of(row))).sum::<f64>();
     // Without a tokenizer to ask, the most that was ever cached is what can be.
-    let shareable = shareable.or_else(|| answered.iter().map(|sample| cached(sample)).max()).unwrap_or(0);
-    let shared_tokens: f64 = answered.iter().map(|sample| f64::from(cached(sample).min(shareable))).sum();
-    let usage_token_share = ratio(cached_tokens, prompt_tokens);
+    let shareable = shareable.or_else(|| rows.iter().map(|row| row.cached_tokens).max()).unwrap_or(0);
+    let prompt_tokens = sum(&|row| row.prompt_tokens);
+    let usage_token_share = ratio(sum(&|row| row.cached_tokens), prompt_tokens);
     let totals = counted.map(counters::total);
     if let Some(totals) = totals {
         notes.extend(disagreement(totals, usage_token_share, prompt_tokens));
     }
-
-    let times = |keep: &dyn Fn(&Sample) -> bool| {
-        let chosen = answered.iter().filter(|sample| keep(sample));
-        Percentiles::of(chosen.map(|sample| milliseconds(sample.ttft)).collect())
+    let ttft = |keep: &dyn Fn(&Row) -> bool| {
+        Percentiles::of(rows.iter().filter(|row| keep(row)).map(|row| row.ttft_ms).collect())
     };
-    let e2e = answered.iter().map(|sample| milliseconds(sample.e2e)).collect();
     Ok(Figures {
-        requests: answered.len(),
+        requests: rows.len(),
         failed,
-        hit_share: ratio(hits, count),
-        prefix_token_share: ratio(shared_tokens, count * f64::from(shareable)),
+        hit_share: ratio(sum(&|row| u32::from(row.cached_tokens > 0)), count),
+        prefix_token_share: ratio(sum(&|row| row.cached_tokens.min(shareable)), count * f64::from(shareable)),
         counter_token_share: totals.map(|totals| ratio(totals.hits, totals.queries)),
         usage_token_share,
-        ttft_ms: times(&|_| true).context("no times")?,
-        ttft_hit_ms: times(&is_hit),
-        ttft_miss_ms: times(&|sample| !is_hit(sample)),
-        e2e_ms: Percentiles::of(e2e).context("no times")?,
+        ttft_ms: ttft(&|_| true).context("no times")?,
+        ttft_hit_ms: ttft(&|row| row.cached_tokens > 0),
+        ttft_miss_ms: ttft(&|row| row.cached_tokens == 0),
+        e2e_ms: Percentiles::of(rows.iter().map(|row| row.e2e_ms).collect()).context("no times")?,
         requests_per_s: ratio(count, finished.wall.as_secs_f64()),
         requests_by_worker: counted.map(by_worker),
         preemptions: totals.map(|totals| totals.preemptions.max(0.0) as u64),
         notes,
+        samples: rows,
+    })
+}
+
+fn row(outcome: &Outcome) -> Option<Row> {
+    let sample = outcome.result.as_ref().ok()?;
+    Some(Row {
+        index: outcome.index,
+        ttft_ms: milliseconds(sample.ttft),
+        e2e_ms: milliseconds(sample.e2e),
+        prompt_tokens: sample.usage.prompt_tokens,
+        cached_tokens: sample.usage.cached_tokens.unwrap_or(0),
     })
 }
 
@@ -252,8 +281,7 @@ fn rounded(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::exchange::Failure;
-    use crate::experiment::load::Outcome;
+    use crate::experiment::exchange::{Failure, Sample};
     use crate::experiment::sse::Usage;
 
     fn answered(index: usize, ttft_ms: u64, cached_tokens: u32) -> Outcome {

@@ -27,8 +27,12 @@ impl Percentiles {
 
 /// The smallest value that at least `share` of the sorted values do not exceed (nearest rank, no interpolation).
 pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied()
+    sorted.get(rank(sorted.len(), share)).copied()
+}
+
+/// Where that value stands among `count` sorted ones.
+pub fn rank(count: usize, share: f64) -> usize {
+    ((share * count as f64).ceil() as usize).saturating_sub(1)
 }
 
 /// The middle value; of an even number of values, the mean of the middle two.
