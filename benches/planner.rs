@@ -1,0 +1,111 @@
+//! Decisions a second: look-up, pricing, booking and giving back, at several fleet sizes and prompt lengths, with a million
+//! blocks believed; and how they scale with threads. Hashing is in `prompt.rs`.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use warmroute::core::blocks::Chain;
+use warmroute::core::booking::Finished;
+use warmroute::core::ids::{BlockHash, Time, WorkerId};
+use warmroute::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
+
+const BLOCK_TOKENS: u64 = 64;
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (value >> 32)
+}
+
+/// A prompt whose first nine tenths belong to `prefix` and whose rest is `serial`'s own.
+fn ask(prefix: u64, serial: u64, blocks: u64) -> Ask {
+    let shared = blocks * 9 / 10;
+    let hash = |at: u64| if at < shared { mix((prefix << 20) | at) } else { mix((1 << 63) | (serial << 12) | at) };
+    let hashes: Arc<[BlockHash]> = (0..blocks).map(|at| BlockHash(hash(at))).collect();
+    Ask {
+        chain: Chain { hashes, bytes: blocks * 256 },
+        block_tokens: BLOCK_TOKENS as f64,
+        prompt_tokens: (blocks * BLOCK_TOKENS) as f64,
+        output_tokens: 64.0,
+        streams: true,
+    }
+}
+
+fn serve(planner: &Arc<Planner>, fleet: &[WorkerId], ask: &Ask, serial: u64) {
+    let now = Time(serial as f64 * 1e-4);
+    if let Some((decision, mut booking)) = planner.plan(ask, fleet, Policy::Kv, now, serial) {
+        booking.commit(now);
+        booking.first_token(now + 0.01);
+        booking.finish(Finished::default(), now + 0.02);
+        black_box(decision);
+    }
+}
+
+/// A fleet whose caches are full, together holding `held` blocks, so that every insert evicts.
+fn warm_fleet(workers: u64, held: u64, blocks: u64) -> (Arc<Planner>, Vec<WorkerId>, u64) {
+    let planner = Planner::new(Settings { max_blocks: 4_000_000, ..Settings::default() });
+    let spec = |key| WorkerSpec {
+        key,
+        capacity_tokens: Some(held / workers * BLOCK_TOKENS),
+        engine_block_tokens: 16,
+        prefill_speed: Some(10_000.0),
+    };
+    let fleet: Vec<WorkerId> = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
+    let prefixes = held / blocks * 3 / 4;
+    for serial in 0..prefixes * 3 {
+        serve(&planner, &fleet, &ask(serial % prefixes, serial, blocks), serial);
+    }
+    (planner, fleet, prefixes)
+}
+
+fn decisions(c: &mut Criterion) {
+    let mut group = c.benchmark_group("decision");
+    group.sample_size(20);
+    for (workers, tokens) in [(4, 1_000), (64, 1_000), (4, 8_000), (64, 8_000), (1_024, 8_000), (64, 128_000)] {
+        let blocks = tokens / BLOCK_TOKENS;
+        let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, blocks);
+        let mut serial = 1 << 30;
+        let id = BenchmarkId::new(format!("{workers}_workers"), format!("{tokens}_tokens"));
+        group.bench_function(id, |b| {
+            b.iter_batched(
+                || {
+                    serial += 1;
+                    (ask(mix(serial) % prefixes, serial, blocks), serial)
+                },
+                |(ask, serial)| serve(&planner, &fleet, &ask, serial),
+                criterion::BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+fn threads(c: &mut Criterion) {
+    const EACH: u64 = 2_000;
+    let (planner, fleet, prefixes) = warm_fleet(64, 1_000_000, 125);
+    let serial = AtomicU64::new(1 << 40);
+    let mut group = c.benchmark_group("threads");
+    group.sample_size(10);
+    for threads in [1, 2] {
+        group.throughput(Throughput::Elements(EACH * threads));
+        group.bench_function(BenchmarkId::from_parameter(threads), |b| {
+            b.iter(|| {
+                std::thread::scope(|scope| {
+                    for _ in 0..threads {
+                        scope.spawn(|| {
+                            for _ in 0..EACH {
+                                let serial = serial.fetch_add(1, Ordering::Relaxed);
+                                serve(&planner, &fleet, &ask(mix(serial) % prefixes, serial, 125), serial);
+                            }
+                        });
+                    }
+                });
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions, threads);
+criterion_main!(benches);
