@@ -48,11 +48,18 @@ fn main() {
         serve(&planner, &fleet, &prompt(serial, 125), serial);
         if serial % 4_000 == 3_999 {
             let used = resident_bytes() - base;
-            let blocks: usize =
-                fleet.iter().filter_map(|id| planner.belief(*id, Time(0.0))).map(|belief| belief.blocks).sum();
+            let blocks: usize = fleet
+                .iter()
+                .filter_map(|id| planner.belief(*id, Time(0.0)))
+                .map(|belief| belief.blocks)
+                .sum();
             let mib = used as f64 / f64::from(1 << 20);
             let each = used as f64 / blocks.max(1) as f64;
-            println!("{:>12} {blocks:>9} {:>14} {mib:>12.1} {each:>12.1}", serial + 1, planner.believed_blocks());
+            println!(
+                "{:>12} {blocks:>9} {:>14} {mib:>12.1} {each:>12.1}",
+                serial + 1,
+                planner.believed_blocks()
+            );
         }
     }
 }

@@ -21,7 +21,8 @@ fn mix(value: u64) -> u64 {
 /// A prompt whose first nine tenths belong to `prefix` and whose rest is `serial`'s own.
 fn ask(prefix: u64, serial: u64, blocks: u64) -> Ask {
     let shared = blocks * 9 / 10;
-    let hash = |at: u64| if at < shared { mix((prefix << 20) | at) } else { mix((1 << 63) | (serial << 12) | at) };
+    let hash =
+        |at: u64| if at < shared { mix((prefix << 20) | at) } else { mix((1 << 63) | (serial << 12) | at) };
     let hashes: Arc<[BlockHash]> = (0..blocks).map(|at| BlockHash(hash(at))).collect();
     Ask {
         chain: Chain { hashes, bytes: blocks * 256 },
@@ -62,7 +63,8 @@ fn warm_fleet(workers: u64, held: u64, blocks: u64) -> (Arc<Planner>, Vec<Worker
 fn decisions(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision");
     group.sample_size(20);
-    for (workers, tokens) in [(4, 1_000), (64, 1_000), (4, 8_000), (64, 8_000), (1_024, 8_000), (64, 128_000)] {
+    for (workers, tokens) in [(4, 1_000), (64, 1_000), (4, 8_000), (64, 8_000), (1_024, 8_000), (64, 128_000)]
+    {
         let blocks = tokens / BLOCK_TOKENS;
         let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, blocks);
         let mut serial = 1 << 30;

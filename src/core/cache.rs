@@ -12,13 +12,17 @@ use hashbrown::HashTable;
 use crate::core::ids::BlockHash;
 
 const NONE: u32 = u32::MAX;
+const FREED: u32 = u32::MAX;
 
 /// One believed block. While `pins > 0` a request in flight uses it and `run` is [`NONE`].
 struct Block {
     hash: BlockHash,
     tokens: u32,
+    /// [`FREED`] once the block is no longer held.
     pins: u32,
     run: u32,
+    /// The block that last followed this one in a chain: where to look first, without hashing. Only a hint.
+    next: u32,
 }
 
 /// What one ended request left behind and nobody has asked for since, in chain order.
@@ -131,19 +135,25 @@ impl Cache {
     ) -> Claim {
         let mut slots = Vec::with_capacity(chain.len());
         let mut matched = 0;
+        let mut last = NONE;
         for &hash in chain {
-            match self.find(hash) {
+            let slot = match self.find_after(last, hash) {
                 Some(slot) => {
                     self.pin(slot);
                     matched += usize::from(matched == slots.len());
-                    slots.push(slot);
+                    slot
                 }
                 None => {
                     self.make_room(u64::from(block_tokens), 1, witness);
-                    slots.push(self.insert(hash, block_tokens));
                     witness.stored(hash);
+                    self.insert(hash, block_tokens)
                 }
+            };
+            if let Some(before) = self.blocks.get_mut(last as usize) {
+                before.next = slot;
             }
+            last = slot;
+            slots.push(slot);
         }
         self.make_room(filler, 0, witness);
         self.held += filler;
@@ -223,8 +233,17 @@ impl Cache {
         self.table.find(hash.0, |&slot| self.blocks[slot as usize].hash == hash).copied()
     }
 
+    /// [`Cache::find`], looking first at the block that followed `last` the last time.
+    fn find_after(&self, last: u32, hash: BlockHash) -> Option<u32> {
+        let hint = self.blocks.get(last as usize).map_or(NONE, |block| block.next);
+        match self.blocks.get(hint as usize) {
+            Some(block) if block.hash == hash && block.pins != FREED => Some(hint),
+            _ => self.find(hash),
+        }
+    }
+
     fn insert(&mut self, hash: BlockHash, tokens: u32) -> u32 {
-        let block = Block { hash, tokens, pins: 1, run: NONE };
+        let block = Block { hash, tokens, pins: 1, run: NONE, next: NONE };
         let slot = put(&mut self.blocks, &mut self.free_blocks, block);
         let blocks = &self.blocks;
         self.table.insert_unique(hash.0, slot, |&slot| blocks[slot as usize].hash.0);
@@ -233,7 +252,8 @@ impl Cache {
     }
 
     fn remove(&mut self, slot: u32, witness: &mut impl Witness) {
-        let Block { hash, tokens, .. } = self.blocks[slot as usize];
+        let Block { hash, tokens, ref mut pins, .. } = self.blocks[slot as usize];
+        *pins = FREED;
         if let Ok(entry) = self.table.find_entry(hash.0, |&other| other == slot) {
             entry.remove();
         }

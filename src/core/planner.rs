@@ -91,8 +91,9 @@ impl Table {
         }
     }
 
-    pub(super) fn line(&self) -> Line {
-        self.line
+    /// What is assumed of a worker whose speed is not known.
+    pub(super) fn typical_speed(&self) -> f64 {
+        self.line.tokens_per_s()
     }
 }
 
@@ -229,10 +230,10 @@ impl Planner {
         let slot = self.slot(worker)?;
         let (queue_tokens, open, prefill_speed) = {
             let mut table = self.table.lock();
-            let line = table.line();
+            let typical = table.typical_speed();
             let load = table.load(&slot)?;
-            let speed = load.pace.known(&line);
-            (load.queue(now, speed.unwrap_or(line.tokens_per_s())), load.open(), speed)
+            let speed = load.pace.known(typical);
+            (load.queue(now, speed.unwrap_or(typical)), load.open(), speed)
         };
         let guard = slot.cache.lock();
         let cache = guard.as_ref()?;

@@ -101,12 +101,13 @@ impl Pace {
         self.expected = self.expected * keep + expected;
     }
 
-    /// Tokens a second by this worker's own samples or the config; `None` while neither says.
-    pub fn known(&self, line: &Line) -> Option<f64> {
+    /// Tokens a second by this worker's own samples or the config, where the fleet's line says `typical`; `None` while neither
+    /// samples nor config say anything.
+    pub fn known(&self, typical: f64) -> Option<f64> {
         if self.weight < ENOUGH {
             return self.told;
         }
-        let speed = line.tokens_per_s() * self.expected / self.actual;
+        let speed = typical * self.expected / self.actual;
         Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
     }
 
@@ -137,7 +138,7 @@ mod tests {
                 pace.learn(&line, tokens, seconds);
             }
         }
-        paces.iter().map(|pace| pace.known(&line).expect("two hundred samples")).collect()
+        paces.iter().map(|pace| pace.known(line.tokens_per_s()).expect("two hundred samples")).collect()
     }
 
     fn near(actual: f64, wanted: f64) {
@@ -168,8 +169,8 @@ mod tests {
     #[test]
     fn the_config_counts_until_samples_do() {
         let line = Line::default();
-        assert_eq!(Pace::told(Some(1_000.0)).known(&line), Some(1_000.0));
-        assert_eq!(Pace::told(Some(f64::NAN)).known(&line), None);
+        assert_eq!(Pace::told(Some(1_000.0)).known(line.tokens_per_s()), Some(1_000.0));
+        assert_eq!(Pace::told(Some(f64::NAN)).known(line.tokens_per_s()), None);
         assert_eq!(line.tokens_per_s(), UNKNOWN_TOKENS_PER_S);
     }
 
@@ -183,9 +184,9 @@ mod tests {
         };
         (0..20).for_each(|_| feed(&mut line, &mut pace, 0.1));
         feed(&mut line, &mut pace, 10.0);
-        near(pace.known(&line).expect("known"), 10_000.0);
+        near(pace.known(line.tokens_per_s()).expect("known"), 10_000.0);
         (0..200).for_each(|_| feed(&mut line, &mut pace, 1.0));
-        near(pace.known(&line).expect("known"), 1_000.0);
+        near(pace.known(line.tokens_per_s()).expect("known"), 1_000.0);
     }
 
     #[test]
@@ -200,6 +201,6 @@ mod tests {
                 pace.learn(&line, tokens, seconds);
             }
         }
-        assert_eq!((line.tokens_per_s(), pace.known(&line)), (UNKNOWN_TOKENS_PER_S, None));
+        assert_eq!((line.tokens_per_s(), pace.known(line.tokens_per_s())), (UNKNOWN_TOKENS_PER_S, None));
     }
 }

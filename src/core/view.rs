@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
 use crate::core::ids::{Time, WorkerId};
 use crate::core::planner::{Fleet, Planner, Slot, Table};
-use crate::core::price::Terms;
+use crate::core::price::{PriceSettings, Terms};
 
 /// Candidates for which displacement is worked out, at most; beyond that, the price without it decides.
 const MAX_DISPLACEMENTS: usize = 64;
@@ -17,6 +17,8 @@ pub(super) struct View<'a> {
     pub(super) candidates: Vec<Candidate>,
     slots: Vec<&'a Arc<Slot>>,
     depths: Vec<usize>,
+    /// Blocks that every eligible worker holds.
+    common: usize,
 }
 
 impl<'a> View<'a> {
@@ -43,7 +45,8 @@ impl<'a> View<'a> {
             let uncached = (ask.prompt_tokens - cached).max(0.0);
             Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
         });
-        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots })
+        let common = depths.iter().copied().min().unwrap_or(0);
+        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots, common })
     }
 
     pub(super) fn terms(&self, worker: WorkerId) -> Option<Terms> {
@@ -74,14 +77,13 @@ impl<'a> View<'a> {
     }
 
     fn add_loads(&mut self, planner: &Planner, table: &mut Table, now: Time) {
-        let line = table.line();
-        let typical = line.tokens_per_s();
+        let typical = table.typical_speed();
         let mut least_recent = f64::INFINITY;
         for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
             let terms = &mut candidate.terms;
             terms.speed = typical;
             let Some(load) = table.load(slot) else { continue };
-            terms.speed = load.pace.known(&line).unwrap_or(typical);
+            terms.speed = load.pace.known(typical).unwrap_or(typical);
             terms.queue = load.queue(now, terms.speed);
             terms.open = load.open();
             terms.recent = load.recent(now);
@@ -94,8 +96,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out in the order
-    /// of the price without it, and only as long as that could still win.
+    /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out only for those
+    /// that could still win without it.
     fn cheapest(&mut self, planner: &Planner, random: u64) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
         let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
@@ -107,28 +109,35 @@ impl<'a> View<'a> {
         for candidate in &mut self.candidates {
             candidate.terms.seconds = price.seconds(&candidate.terms, crowding);
         }
-        let mut order: Vec<usize> = (0..self.candidates.len()).collect();
-        order.sort_unstable_by(|&a, &b| self.compare(a, b, random));
-        let mut best = order[0];
-        for (looked, &at) in order.iter().enumerate() {
-            if looked >= MAX_DISPLACEMENTS {
+        let all = 0..self.candidates.len();
+        let mut best = all.clone().min_by(|&a, &b| self.compare(a, b, random)).unwrap_or(0);
+        self.add_displacement(best, price, crowding);
+        let first = best;
+        let mut left = MAX_DISPLACEMENTS;
+        // Where more could win than are looked at, chance says who is: else low slots would be favoured.
+        let offset = (random % all.len() as u64) as usize;
+        for at in all.clone().map(|at| (at + offset) % all.len()) {
+            if at == first || self.candidates[at].terms.seconds > self.candidates[best].terms.seconds {
+                continue;
+            }
+            left -= 1;
+            if left == 0 {
                 break;
             }
-            if looked > 0 && self.candidates[at].terms.seconds > self.candidates[best].terms.seconds {
-                break;
-            }
-            let terms = &mut self.candidates[at].terms;
-            let need = terms.uncached + self.ask.output_tokens;
-            let cache = self.slots[at].cache.lock();
-            terms.pushed = cache.as_ref().map_or(0, |cache| cache.pushed_by(need as u64)) as f64;
-            drop(cache);
-            terms.seconds = price.seconds(terms, crowding);
-            if looked == 0 || self.compare(at, best, random).is_lt() {
+            self.add_displacement(at, price, crowding);
+            if self.compare(at, best, random).is_lt() {
                 best = at;
             }
         }
-        let others = order.iter().copied().filter(|&at| at != best);
-        (best, others.min_by(|&a, &b| self.compare(a, b, random)))
+        (best, all.filter(|&at| at != best).min_by(|&a, &b| self.compare(a, b, random)))
+    }
+
+    fn add_displacement(&mut self, at: usize, price: &PriceSettings, crowding: f64) {
+        let terms = &mut self.candidates[at].terms;
+        let need = (terms.uncached + self.ask.output_tokens) as u64;
+        let cache = self.slots[at].cache.lock();
+        terms.pushed = cache.as_ref().map_or(0, |cache| cache.pushed_by(need)) as f64;
+        terms.seconds = price.seconds(terms, crowding);
     }
 
     /// Cheaper first; then fewer open requests; then by rendezvous hash of the first block that not all hold, so that
@@ -140,13 +149,8 @@ impl<'a> View<'a> {
     }
 
     fn rank(&self, at: usize, random: u64) -> u64 {
-        let common = self.common_depth();
-        let prefix = self.ask.chain.hashes.get(common).or(self.ask.chain.hashes.last());
+        let prefix = self.ask.chain.hashes.get(self.common).or(self.ask.chain.hashes.last());
         mix(self.slots[at].spec.key ^ prefix.map_or(random, |hash| hash.0))
-    }
-
-    fn common_depth(&self) -> usize {
-        self.depths.iter().copied().min().unwrap_or(0)
     }
 
     fn add_ghosts(&mut self, planner: &Planner) {
@@ -168,7 +172,7 @@ impl<'a> View<'a> {
             Policy::Random => Reason::Random,
             Policy::Kv if self.slots.len() == 1 => Reason::Only,
             Policy::Kv if self.ask.chain.hashes.is_empty() => Reason::Load,
-            Policy::Kv if self.common_depth() == most => Reason::Cold,
+            Policy::Kv if self.common == most => Reason::Cold,
             Policy::Kv if self.depths[pick] == most => Reason::Warm,
             Policy::Kv => Reason::Spill,
         }
