@@ -1,8 +1,16 @@
 //! From canonical prompt bytes to a chain of block hashes. A block is a fixed run of canonical bytes; its hash covers
-//! everything before it too, so equal hashes mean equal prefixes. Keyed blake3, truncated to 64 bits: a collision can at
-//! worst route a request to the wrong worker, and nobody outside can make one without the key.
+//! everything before it too, so equal hashes mean equal prefixes.
+//!
+//! Each block is digested by keyed BLAKE3, sixteen blocks side by side, and the digests are chained by a polynomial whose
+//! multiplier comes from the same key. Chaining by BLAKE3 as well would be serial and cost twice as much as all digests
+//! together. Nothing is lost by it: the digests are unknown to whoever lacks the key, so two different prefixes are two
+//! different polynomials with a secret argument. Hashes are cut to 64 bits: a collision can at worst send a request to
+//! the wrong worker, and nobody outside can make one.
 
 use std::sync::Arc;
+
+use blake3::IncrementCounter;
+use blake3::platform::Platform;
 
 use crate::core::ids::BlockHash;
 
@@ -27,56 +35,293 @@ impl Chain {
     }
 }
 
-/// Builds a [`Chain`] from canonical bytes that arrive in pieces of any size.
+/// Blocks digested at once: as many as the widest instructions in use (AVX-512) take side by side.
+const LANES: usize = 16;
+
+/// Builds a [`Chain`] from canonical bytes that arrive in pieces of any size. Large pieces are hashed where they lie.
 pub struct ChainBuilder {
-    key: HashKey,
-    block_bytes: usize,
-    parent: [u8; 32],
+    digester: Digester,
+    multiplier: Field,
+    state: Field,
+    /// Less than one batch, waiting for its rest.
     pending: Vec<u8>,
     hashes: Vec<BlockHash>,
     bytes: u64,
 }
 
 impl ChainBuilder {
-    /// `namespace` roots the chain: prompts in different namespaces share no block.
+    /// `namespace` roots the chain: prompts in different namespaces share no block. `block_bytes` is at least 1; 64, 128, 256,
+    /// 512 and 1,024 are the fast ones.
     pub fn new(key: &HashKey, block_bytes: usize, namespace: &[u8]) -> ChainBuilder {
-        let parent = *blake3::keyed_hash(&key.0, namespace).as_bytes();
+        let digester = Digester::new(key, block_bytes.max(1));
         ChainBuilder {
-            key: key.clone(),
-            block_bytes: block_bytes.max(1),
-            parent,
-            pending: Vec::with_capacity(block_bytes),
+            multiplier: Field::new(&blake3::derive_key("warmroute 2026 block chain multiplier", &key.0)),
+            state: Field::new(blake3::keyed_hash(&key.0, namespace).as_bytes()),
+            pending: Vec::with_capacity(digester.batch_bytes()),
             hashes: Vec::new(),
             bytes: 0,
+            digester,
         }
     }
 
     pub fn update(&mut self, mut piece: &[u8]) {
         self.bytes += piece.len() as u64;
+        let batch = self.digester.batch_bytes();
         while !piece.is_empty() {
-            let room = self.block_bytes - self.pending.len();
+            if self.pending.is_empty() && piece.len() >= batch {
+                let (now, later) = piece.split_at(batch);
+                self.absorb(now);
+                piece = later;
+                continue;
+            }
+            let room = batch - self.pending.len();
             let (now, later) = piece.split_at(room.min(piece.len()));
             self.pending.extend_from_slice(now);
             piece = later;
-            if self.pending.len() == self.block_bytes {
-                self.close_block();
+            if self.pending.len() == batch {
+                self.absorb_pending();
             }
         }
     }
 
-    fn close_block(&mut self) {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
-        hasher.update(&self.parent);
-        hasher.update(&self.pending);
-        self.parent = *hasher.finalize().as_bytes();
-        self.pending.clear();
-        let mut low = [0; 8];
-        low.copy_from_slice(&self.parent[..8]);
-        self.hashes.push(BlockHash(u64::from_le_bytes(low)));
+    /// The chain of all full blocks; a partial block at the end has no hash, as in vLLM.
+    pub fn finish(mut self) -> Chain {
+        self.absorb_pending();
+        Chain { hashes: self.hashes.into(), bytes: self.bytes }
     }
 
-    /// The chain of all full blocks; a partial block at the end has no hash, as in vLLM.
-    pub fn finish(self) -> Chain {
-        Chain { hashes: self.hashes.into(), bytes: self.bytes }
+    fn absorb_pending(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        self.absorb(&pending);
+        pending.clear();
+        self.pending = pending;
+    }
+
+    /// Chains the full blocks of at most one batch.
+    fn absorb(&mut self, blocks: &[u8]) {
+        for digest in self.digester.digest(blocks).iter().take(blocks.len() / self.digester.block_bytes) {
+            self.state = self.state.times(self.multiplier).plus(Field::new(digest));
+            self.hashes.push(self.state.hash());
+        }
+    }
+}
+
+type Digest = [u8; 32];
+
+/// Keyed BLAKE3 of many blocks of one length.
+struct Digester {
+    key: [u8; 32],
+    words: [u32; 8],
+    platform: Platform,
+    block_bytes: usize,
+}
+
+impl Digester {
+    fn new(key: &HashKey, block_bytes: usize) -> Digester {
+        let (quads, _) = key.0.as_chunks::<4>();
+        let words = std::array::from_fn(|at| quads.get(at).map_or(0, |quad| u32::from_le_bytes(*quad)));
+        Digester { key: key.0, words, platform: Platform::detect(), block_bytes }
+    }
+
+    fn batch_bytes(&self) -> usize {
+        self.block_bytes * LANES
+    }
+
+    /// The digests of the full blocks in `blocks`, at most [`LANES`] of them; what lies behind them in the answer is void.
+    fn digest(&self, blocks: &[u8]) -> [Digest; LANES] {
+        match self.block_bytes {
+            64 => self.side_by_side::<64>(blocks),
+            128 => self.side_by_side::<128>(blocks),
+            256 => self.side_by_side::<256>(blocks),
+            512 => self.side_by_side::<512>(blocks),
+            1024 => self.side_by_side::<1024>(blocks),
+            _ => self.one_by_one(blocks),
+        }
+    }
+
+    /// What the public interface of `blake3` offers; [`Digester::side_by_side`] gives the same six times faster.
+    fn one_by_one(&self, blocks: &[u8]) -> [Digest; LANES] {
+        let mut digests = [[0; 32]; LANES];
+        for (digest, block) in digests.iter_mut().zip(blocks.chunks_exact(self.block_bytes)) {
+            *digest = *blake3::keyed_hash(&self.key, block).as_bytes();
+        }
+        digests
+    }
+
+    /// `Platform` is public but undocumented in `blake3`, and may change in a new minor version. It saves 24 of 29 us on a
+    /// 32 KB prompt. Should it go, [`Digester::one_by_one`] alone gives the same hashes.
+    fn side_by_side<const N: usize>(&self, blocks: &[u8]) -> [Digest; LANES] {
+        // The flags of the BLAKE3 paper (section 2.1): every block is a message of one chunk, hashed under a key.
+        const CHUNK_START: u8 = 1;
+        const CHUNK_END: u8 = 2;
+        const ROOT: u8 = 8;
+        const KEYED_HASH: u8 = 16;
+        let (blocks, _) = blocks.as_chunks::<N>();
+        let mut digests = [[0; 32]; LANES];
+        let count = blocks.len().min(LANES);
+        let Some(last) = count.checked_sub(1) else { return digests };
+        let lanes: [&[u8; N]; LANES] = std::array::from_fn(|lane| &blocks[lane.min(last)]);
+        self.platform.hash_many(
+            &lanes[..count],
+            &self.words,
+            0,
+            IncrementCounter::No,
+            KEYED_HASH,
+            CHUNK_START,
+            CHUNK_END | ROOT,
+            &mut digests.as_flattened_mut()[..count * 32],
+        );
+        digests
+    }
+}
+
+/// A number modulo 2^127 - 1. In a prime field a polynomial of degree n has at most n roots, so that no prompts, however made,
+/// collide for more than a vanishing share of keys; modulo a power of two there are prompts that collide for every key.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+struct Field(u128);
+
+impl Field {
+    const MODULUS: u128 = (1 << 127) - 1;
+
+    fn new(digest: &Digest) -> Field {
+        let mut half = [0; 16];
+        half.copy_from_slice(&digest[..16]);
+        Field::reduced(u128::from_le_bytes(half))
+    }
+
+    /// 2^127 is 1 here, so the top bit comes in again at the bottom.
+    fn reduced(number: u128) -> Field {
+        let folded = (number & Field::MODULUS) + (number >> 127);
+        Field(if folded >= Field::MODULUS { folded - Field::MODULUS } else { folded })
+    }
+
+    fn plus(self, other: Field) -> Field {
+        Field::reduced(self.0 + other.0)
+    }
+
+    fn times(self, other: Field) -> Field {
+        let (a, b) = (self.halves(), other.halves());
+        // Both are below 2^127, so the middle sum fits.
+        let middle = a.0 * b.1 + a.1 * b.0;
+        let (low, carried) = (a.1 * b.1).overflowing_add(middle << 64);
+        let high = a.0 * b.0 + (middle >> 64) + u128::from(carried);
+        Field::reduced(low).plus(Field::reduced(high << 1))
+    }
+
+    fn halves(self) -> (u128, u128) {
+        (self.0 >> 64, self.0 & u128::from(u64::MAX))
+    }
+
+    fn hash(self) -> BlockHash {
+        BlockHash(self.halves().1 as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key() -> HashKey {
+        HashKey(std::array::from_fn(|at| at as u8 * 7 + 1))
+    }
+
+    fn chain(block_bytes: usize, namespace: &[u8], bytes: &[u8]) -> Vec<u64> {
+        let mut builder = ChainBuilder::new(&key(), block_bytes, namespace);
+        builder.update(bytes);
+        let chain = builder.finish();
+        assert_eq!(chain.bytes, bytes.len() as u64);
+        chain.hashes.iter().map(|hash| hash.0).collect()
+    }
+
+    /// The definition, with digests from the public interface and schoolbook arithmetic: multiply by doubling and adding.
+    fn slow_chain(block_bytes: usize, namespace: &[u8], bytes: &[u8]) -> Vec<u64> {
+        let number = |digest: &[u8]| u128::from_le_bytes(digest[..16].try_into().unwrap()) % Field::MODULUS;
+        let add = |a: u128, b: u128| (a + b) % Field::MODULUS;
+        let multiply = |a: u128, b: u128| {
+            (0..128).rev().fold(0, |sum, bit| {
+                let twice = add(sum, sum);
+                if b >> bit & 1 == 1 { add(twice, a) } else { twice }
+            })
+        };
+        let multiplier = number(&blake3::derive_key("warmroute 2026 block chain multiplier", &key().0));
+        let mut state = number(blake3::keyed_hash(&key().0, namespace).as_bytes());
+        let mut hashes = Vec::new();
+        for block in bytes.chunks_exact(block_bytes) {
+            let digest = blake3::keyed_hash(&key().0, block);
+            state = add(multiply(state, multiplier), number(digest.as_bytes()));
+            hashes.push(state as u64);
+        }
+        hashes
+    }
+
+    #[test]
+    fn a_prefix_has_the_first_hashes_of_the_whole() {
+        let bytes: Vec<u8> = (0..20_000u32).map(|at| (at % 251) as u8).collect();
+        let whole = chain(256, b"m", &bytes);
+        assert_eq!(whole.len(), 78, "the partial block at the end has no hash");
+        for length in [0, 1, 255, 256, 257, 4095, 4096, 4097, 16_384, 19_968] {
+            assert_eq!(chain(256, b"m", &bytes[..length]), whole[..length / 256]);
+        }
+    }
+
+    #[test]
+    fn one_changed_byte_changes_its_block_and_all_after_it() {
+        let bytes = vec![b'a'; 8192];
+        let mut changed = bytes.clone();
+        changed[5000] = b'b';
+        let (left, right) = (chain(256, b"m", &bytes), chain(256, b"m", &changed));
+        let first = 5000 / 256;
+        assert_eq!(left[..first], right[..first]);
+        assert!(left[first..].iter().zip(&right[first..]).all(|(l, r)| l != r));
+    }
+
+    #[test]
+    fn equal_blocks_at_different_places_differ() {
+        let hashes = chain(64, b"m", &[b'x'; 64 * 1000]);
+        let distinct: std::collections::HashSet<_> = hashes.iter().collect();
+        assert_eq!(distinct.len(), hashes.len());
+    }
+
+    #[test]
+    fn namespaces_and_keys_share_nothing() {
+        let bytes = vec![b'a'; 4096];
+        let mine = chain(256, b"m", &bytes);
+        assert!(chain(256, b"n", &bytes).iter().all(|hash| !mine.contains(hash)));
+        let mut other = ChainBuilder::new(&HashKey([9; 32]), 256, b"m");
+        other.update(&bytes);
+        assert!(other.finish().hashes.iter().all(|hash| !mine.contains(&hash.0)));
+    }
+
+    #[test]
+    fn field_arithmetic_holds_at_its_edges() {
+        let top = Field(Field::MODULUS - 1); // is -1
+        assert_eq!(top.times(top), Field(1));
+        assert_eq!(top.plus(Field(1)), Field(0));
+        assert_eq!(Field::reduced(u128::MAX), Field(1), "2^128 - 1 is 2 * 2^127 - 1");
+        assert_eq!(Field::reduced(Field::MODULUS), Field(0));
+        assert_eq!(Field(1 << 126).times(Field(2)), Field(1));
+        assert_eq!(Field(1 << 64).times(Field(1 << 64)), Field(2));
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_definition_however_it_is_cut(
+            bytes in proptest::collection::vec(any::<u8>(), 0..12_000),
+            cuts in proptest::collection::vec(0usize..6000, 0..12),
+            block_bytes in prop::sample::select(vec![1usize, 7, 64, 100, 128, 256, 512, 1024, 1500]),
+        ) {
+            let mut builder = ChainBuilder::new(&key(), block_bytes, b"m");
+            let mut rest = bytes.as_slice();
+            for cut in cuts {
+                let (now, later) = rest.split_at(cut.min(rest.len()));
+                builder.update(now);
+                rest = later;
+            }
+            builder.update(rest);
+            let hashes: Vec<u64> = builder.finish().hashes.iter().map(|hash| hash.0).collect();
+            prop_assert_eq!(hashes, slow_chain(block_bytes, b"m", &bytes));
+        }
     }
 }

@@ -1,0 +1,244 @@
+//! The one pass over a body that checks all of its grammar and notes where its long values end.
+
+use memchr::memchr2;
+
+use crate::core::prompt::Opaque;
+use crate::core::prompt::json::{LONG, Note, skip_space};
+
+/// Objects and arrays inside one another, the outermost counted; `serde_json` follows 127, Python about a thousand.
+pub(super) const MAX_DEPTH: usize = 128;
+
+/// Notes kept at most, against bodies made to have many; values beyond them are scanned again when skipped.
+const MOST_NOTES: usize = 1 << 16;
+
+/// The pass and what it has found.
+pub(super) struct Check<'a> {
+    body: &'a [u8],
+    at: usize,
+    /// In the order of their starts. Containers still open at a fault have the end 0.
+    pub notes: Vec<Note>,
+    /// End of the last whole member of the outermost object.
+    pub good: usize,
+}
+
+type Checked = Result<(), Opaque>;
+
+impl<'a> Check<'a> {
+    pub fn new(body: &'a [u8]) -> Check<'a> {
+        Check { body, at: 0, notes: Vec::new(), good: 0 }
+    }
+
+    /// The whole body: one object.
+    pub fn document(&mut self) -> Checked {
+        self.space();
+        if self.peek() != b'{' {
+            return Err(Opaque::Json);
+        }
+        self.value()?;
+        self.space();
+        if self.at == self.body.len() { Ok(()) } else { Err(Opaque::Json) }
+    }
+
+    /// One value with all that is in it. A loop instead of a recursion, so that no body can overflow the stack.
+    fn value(&mut self) -> Checked {
+        let mut open = Open::default();
+        loop {
+            let opening = self.peek();
+            match opening {
+                b'{' | b'[' => {
+                    open.push(opening == b'{', self.note(self.at))?;
+                    self.at += 1;
+                    self.space();
+                    if self.peek() != if opening == b'{' { b'}' } else { b']' } {
+                        if opening == b'{' {
+                            self.key()?;
+                        }
+                        continue;
+                    }
+                }
+                b'"' => self.string()?,
+                b'-' | b'0'..=b'9' => self.number()?,
+                b't' => self.literal(b"true")?,
+                b'f' => self.literal(b"false")?,
+                b'n' => self.literal(b"null")?,
+                _ => return Err(Opaque::Json),
+            }
+            // A value is complete, or a container opened that has nothing in it: what may follow?
+            loop {
+                let Some(object) = open.innermost() else { return Ok(()) };
+                if open.depth == 1 {
+                    self.good = self.at;
+                }
+                self.space();
+                match (self.peek(), object) {
+                    (b',', _) => {
+                        self.at += 1;
+                        self.space();
+                        if object {
+                            self.key()?;
+                        }
+                        break;
+                    }
+                    (b'}', true) | (b']', false) => {
+                        self.at += 1;
+                        self.close(open.pop());
+                    }
+                    _ => return Err(Opaque::Json),
+                }
+            }
+        }
+    }
+
+    fn key(&mut self) -> Checked {
+        if self.peek() != b'"' {
+            return Err(Opaque::Json);
+        }
+        self.string()?;
+        self.space();
+        if self.peek() != b':' {
+            return Err(Opaque::Json);
+        }
+        self.at += 1;
+        self.space();
+        Ok(())
+    }
+
+    fn string(&mut self) -> Checked {
+        let start = self.at;
+        let mut plain = true;
+        self.at += 1;
+        loop {
+            let rest = self.body.get(self.at..).unwrap_or_default();
+            self.at += memchr2(b'"', b'\\', rest).ok_or(Opaque::Json)?;
+            if self.body[self.at] == b'"' {
+                break;
+            }
+            match self.body.get(self.at + 1) {
+                Some(b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't') => self.at += 2,
+                Some(b'/') => {
+                    plain = false;
+                    self.at += 2;
+                }
+                Some(b'u') => {
+                    plain = false;
+                    let digits = self.body.get(self.at + 2..self.at + 6).ok_or(Opaque::Json)?;
+                    if !digits.iter().all(u8::is_ascii_hexdigit) {
+                        return Err(Opaque::Json);
+                    }
+                    self.at += 6;
+                }
+                _ => return Err(Opaque::Json),
+            }
+        }
+        self.at += 1;
+        // Control characters must be escaped. A running minimum over all is what the compiler turns into wide instructions.
+        if self.body[start..self.at].iter().copied().fold(u8::MAX, u8::min) < 0x20 {
+            return Err(Opaque::Json);
+        }
+        if self.at - start >= LONG && self.notes.len() < MOST_NOTES {
+            self.notes.push(Note { start, end: self.at, plain });
+        }
+        Ok(())
+    }
+
+    fn number(&mut self) -> Checked {
+        if self.peek() == b'-' {
+            self.at += 1;
+        }
+        match self.peek() {
+            b'0' => self.at += 1,
+            _ => self.digits()?,
+        }
+        if self.peek() == b'.' {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), b'e' | b'E') {
+            self.at += 1;
+            if matches!(self.peek(), b'+' | b'-') {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Checked {
+        let start = self.at;
+        while self.peek().is_ascii_digit() {
+            self.at += 1;
+        }
+        if self.at > start { Ok(()) } else { Err(Opaque::Json) }
+    }
+
+    fn literal(&mut self, literal: &[u8]) -> Checked {
+        if !self.body[self.at..].starts_with(literal) {
+            return Err(Opaque::Json);
+        }
+        self.at += literal.len();
+        Ok(())
+    }
+
+    fn space(&mut self) {
+        self.at = skip_space(self.body, self.at);
+    }
+
+    /// The next byte; 0, which starts nothing, at the end.
+    fn peek(&self) -> u8 {
+        self.body.get(self.at).copied().unwrap_or(0)
+    }
+
+    /// Opens a note for a container: its place among the notes must be that of its start.
+    fn note(&mut self, start: usize) -> Option<usize> {
+        if self.notes.len() >= MOST_NOTES {
+            return None;
+        }
+        self.notes.push(Note { start, end: 0, plain: true });
+        Some(self.notes.len() - 1)
+    }
+
+    /// A container that has turned out short has only short values in it, so its note is the last one.
+    fn close(&mut self, note: Option<usize>) {
+        let Some(note) = note.and_then(|at| self.notes.get_mut(at)) else { return };
+        note.end = self.at;
+        if note.end - note.start < LONG {
+            self.notes.pop();
+        }
+    }
+}
+
+/// The containers that are open, innermost last.
+struct Open {
+    depth: usize,
+    /// Bit n: the container at depth n is an object.
+    objects: u128,
+    notes: [Option<usize>; MAX_DEPTH],
+}
+
+impl Default for Open {
+    fn default() -> Open {
+        Open { depth: 0, objects: 0, notes: [None; MAX_DEPTH] }
+    }
+}
+
+impl Open {
+    fn push(&mut self, object: bool, note: Option<usize>) -> Checked {
+        let slot = self.notes.get_mut(self.depth).ok_or(Opaque::Depth)?;
+        *slot = note;
+        let bit = 1 << self.depth;
+        self.objects = if object { self.objects | bit } else { self.objects & !bit };
+        self.depth += 1;
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        self.depth -= 1;
+        self.notes[self.depth]
+    }
+
+    /// Whether the innermost open container is an object, if any is open.
+    fn innermost(&self) -> Option<bool> {
+        let at = self.depth.checked_sub(1)?;
+        Some(self.objects >> at & 1 == 1)
+    }
+}
