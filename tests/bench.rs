@@ -10,6 +10,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use warmroute::engine::http::{EngineConfig, Fleet};
 use warmroute::experiment::bench::{self, BenchArgs};
 
 /// What a request asked for.
@@ -474,4 +475,26 @@ async fn compares_two_reports_request_by_request() {
     std::fs::write(&file, bare.to_string()).unwrap();
     let error = bench(&["compare", file.to_str().unwrap(), &files[0]]).await.unwrap_err();
     assert!(error.contains("--samples"), "{error}");
+}
+
+#[tokio::test]
+async fn usage_and_counters_of_a_simulated_worker_agree() {
+    let config =
+        EngineConfig { enable_prompt_tokens_details: true, time_scale: 50.0, ..EngineConfig::default() };
+    let fleet = Fleet::start(vec![config]).await.unwrap();
+    let url = format!("http://{}", fleet.addresses()[0]);
+    let load = ["--prefixes", "2,6", "--requests", "40", "--runs", "1", "--concurrency", "2"];
+    let report = bench(&[&["--target", &url, "--metrics", &url][..], &load].concat()).await.unwrap();
+    assert_eq!(report["targets"][0]["shareable_tokens"], 2032);
+    let points = report["points"].as_array().unwrap();
+    assert_eq!(points[0]["hit_share"], 1.0, "two prefixes fit");
+    assert_eq!(points[0]["usage_token_share"], json!((2032.0_f64 / 2371.0 * 1e6).round() / 1e6));
+    let missed = points[1]["hit_share"].as_f64().unwrap();
+    assert!(missed < 1.0, "six prefixes do not fit, yet {missed} hit");
+    for point in points {
+        let share = |count: &str| point[count].as_f64().unwrap();
+        assert!((share("usage_token_share") - share("counter_token_share")).abs() <= 0.002, "{point:#}");
+        assert_eq!(point["notes"], json!([]));
+        assert_eq!(point["requests_by_worker"].as_object().unwrap().values().next().unwrap(), 40);
+    }
 }
