@@ -13,6 +13,10 @@
 //! | 1 | [`config`], [`metrics`], [`lifecycle`] | the base |
 //! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
 
+pub mod config;
 pub mod core;
 pub mod engine;
 pub mod experiment;
+pub mod fleet;
+pub mod lifecycle;
+pub mod metrics;

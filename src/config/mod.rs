@@ -1,0 +1,210 @@
+//! What the operator can set. [`raw`] reads the file as typed; what comes out here is checked, complete and ready to use:
+//! nothing further down checks again or has a default of its own. Each section's `Default` is the only place where its
+//! defaults are, and `config/warmroute.yaml` shows them all.
+
+pub mod raw;
+pub mod scalar;
+pub mod sections;
+pub mod worker;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::core::blocks::HashKey;
+use crate::core::price::PriceSettings;
+
+pub use sections::{Cache, Drain, Health, Limits, Log, LogFormat, Random, Retries, Timeouts};
+pub use worker::Origin;
+
+/// How requests are placed.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// To the worker that will answer soonest, by what it is believed to hold.
+    Kv,
+    /// As a Kubernetes Service does.
+    Random,
+}
+
+impl Mode {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Kv => "kv",
+            Mode::Random => "random",
+        }
+    }
+}
+
+/// When mode `random` draws.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Draw {
+    /// Once for each client connection, and no retry elsewhere: what kube-proxy does.
+    Connection,
+    /// Anew for each request.
+    Request,
+}
+
+/// One worker of the static list.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Worker {
+    pub url: Origin,
+    /// KV cache size in tokens; learned from the worker's own metrics if absent.
+    pub capacity_tokens: Option<u64>,
+    /// Prefill speed in tokens a second; learned if absent.
+    pub prefill_speed: Option<f64>,
+}
+
+/// Who the workers are.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Workers {
+    #[serde(rename = "static")]
+    pub fixed: Vec<Worker>,
+    /// Where the key lies that the proxy's own probes and scrapes present; clients' requests keep their own.
+    pub api_key_file: Option<PathBuf>,
+    #[serde(skip)]
+    pub api_key: Option<Secret>,
+}
+
+/// A secret read from a file: it is in no dump, log or error.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Serialize)]
+pub struct Config {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where the operator connects: metrics, health, control.
+    pub admin: SocketAddr,
+    pub mode: Mode,
+    pub random: Random,
+    pub workers: Workers,
+    pub health: Health,
+    pub cache: Cache,
+    #[serde(serialize_with = "sections::serialize_price")]
+    pub price: PriceSettings,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+    pub retries: Retries,
+    pub drain: Drain,
+    pub log: Log,
+    /// Under which prompts are hashed: from `cache.hash_key_file`, else random for this process.
+    #[serde(skip)]
+    pub hash_key: Option<HashKey>,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.to_yaml())
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listen: SocketAddr::from(([0, 0, 0, 0], 8080)),
+            admin: SocketAddr::from(([0, 0, 0, 0], 9090)),
+            mode: Mode::Kv,
+            random: Random::default(),
+            workers: Workers::default(),
+            health: Health::default(),
+            cache: Cache::default(),
+            price: PriceSettings::default(),
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            retries: Retries::default(),
+            drain: Drain::default(),
+            log: Log::default(),
+            hash_key: None,
+        }
+    }
+}
+
+/// Why a config is refused: the file, the line if known, and the key with its fault.
+#[derive(Debug, Error, PartialEq)]
+#[error("{}{}: {message}", file.display(), line.map(|line| format!(":{line}")).unwrap_or_default())]
+pub struct ConfigError {
+    pub file: PathBuf,
+    pub line: Option<usize>,
+    pub message: String,
+}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is not YAML, or any key in it is unknown or has a value that cannot be used.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
+            file: path.to_owned(),
+            line: None,
+            message: format!("cannot be read: {error}"),
+        })?;
+        Config::parse(&text, path)
+    }
+
+    /// Checks `text`; `file` is only named in errors. Secrets are read from the files that it names.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, file: &Path) -> Result<Config, ConfigError> {
+        let refuse = |line, message| ConfigError { file: file.to_owned(), line, message };
+        let raw = raw::read(text).map_err(|error| refuse(error.line, error.message))?;
+        Config::from_raw(raw).map_err(|message| refuse(None, message))
+    }
+
+    fn from_raw(raw: raw::Raw) -> Result<Config, String> {
+        let mut workers =
+            Workers { fixed: raw.workers.fixed, api_key_file: raw.workers.api_key_file, api_key: None };
+        if let Some(path) = &workers.api_key_file {
+            workers.api_key = Some(Secret(read_secret("workers.api_key_file", path)?));
+        }
+        let hash_key = match &raw.cache.hash_key_file {
+            None => None,
+            Some(path) => {
+                let secret = read_secret("cache.hash_key_file", path)?;
+                Some(HashKey(blake3::derive_key("warmroute 2026 prompt block hash key", secret.as_bytes())))
+            }
+        };
+        Ok(Config {
+            listen: raw.listen,
+            admin: raw.admin,
+            mode: raw.mode,
+            random: raw.random,
+            workers,
+            health: raw.health,
+            cache: raw.cache,
+            price: raw.price.into(),
+            limits: raw.limits,
+            timeouts: raw.timeouts,
+            retries: raw.retries,
+            drain: raw.drain,
+            log: raw.log,
+            hash_key,
+        })
+    }
+
+    /// The effective configuration as YAML, without secrets.
+    pub fn to_yaml(&self) -> String {
+        raw::write(self)
+    }
+}
+
+fn read_secret(key: &str, path: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("{key}: {} cannot be read: {error}", path.display()))?;
+    match text.trim() {
+        "" => Err(format!("{key}: {} is empty", path.display())),
+        secret => Ok(secret.to_owned()),
+    }
+}

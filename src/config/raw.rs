@@ -1,0 +1,140 @@
+//! The config file as typed. Unknown keys are refused everywhere, since a misspelt one would silently do nothing. This is
+//! the only file that knows the YAML library.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use super::sections::Price;
+use super::{
+    Cache, Config, Drain, Health, Limits, Log, Mode, Origin, Random, Retries, Timeouts, Worker, scalar,
+};
+
+/// The top level of the file.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Raw {
+    #[serde(deserialize_with = "scalar::listen")]
+    pub listen: SocketAddr,
+    #[serde(deserialize_with = "scalar::listen")]
+    pub admin: SocketAddr,
+    pub mode: Mode,
+    pub random: Random,
+    pub workers: RawWorkers,
+    pub health: Health,
+    pub cache: Cache,
+    pub price: Price,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+    pub retries: Retries,
+    pub drain: Drain,
+    pub log: Log,
+}
+
+impl Default for Raw {
+    fn default() -> Self {
+        let config = Config::default();
+        Raw {
+            listen: config.listen,
+            admin: config.admin,
+            mode: config.mode,
+            random: config.random,
+            workers: RawWorkers::default(),
+            health: config.health,
+            cache: config.cache,
+            price: config.price.into(),
+            limits: config.limits,
+            timeouts: config.timeouts,
+            retries: config.retries,
+            drain: config.drain,
+            log: config.log,
+        }
+    }
+}
+
+/// `workers:`
+#[derive(Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawWorkers {
+    #[serde(rename = "static", deserialize_with = "distinct_workers")]
+    pub fixed: Vec<Worker>,
+    pub api_key_file: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawWorker {
+    url: Origin,
+    #[serde(default, deserialize_with = "optional_count")]
+    capacity_tokens: Option<u64>,
+    #[serde(default, deserialize_with = "optional_positive")]
+    prefill_speed: Option<f64>,
+}
+
+fn optional_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    scalar::count(from).map(|count| Some(count as u64))
+}
+
+fn optional_positive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    scalar::positive(from).map(Some)
+}
+
+fn distinct_workers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Worker>, D::Error> {
+    struct Distinct;
+    impl<'de> Visitor<'de> for Distinct {
+        type Value = Vec<Worker>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of workers, each with a `url`")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Worker>, A::Error> {
+            let mut seen = HashSet::new();
+            let mut workers = Vec::new();
+            while let Some(RawWorker { url, capacity_tokens, prefill_speed }) = list.next_element()? {
+                if !seen.insert(url.clone()) {
+                    return Err(de::Error::custom(format_args!("{url} is in the list twice")));
+                }
+                workers.push(Worker { url, capacity_tokens, prefill_speed });
+            }
+            if workers.is_empty() {
+                return Err(de::Error::custom("the list is empty; a proxy needs at least one worker"));
+            }
+            Ok(workers)
+        }
+    }
+    from.deserialize_seq(Distinct)
+}
+
+/// A fault in the text, with its line if the YAML reader knows it.
+pub struct RawError {
+    pub line: Option<usize>,
+    pub message: String,
+}
+
+/// Reads the text of a config file.
+pub fn read(text: &str) -> Result<Raw, RawError> {
+    let plain = |message: &str| RawError { line: None, message: message.to_owned() };
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Err(plain("the file is empty; it needs at least `workers.static`"));
+    }
+    let raw: Raw = serde_yaml::from_str(text).map_err(|error| {
+        let line = error.location().map(|location| location.line());
+        let message = error.to_string();
+        // The place is told in front of the message, where editors and terminals look for it.
+        let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
+        RawError { line, message: message.to_owned() }
+    })?;
+    if raw.workers.fixed.is_empty() {
+        return Err(plain("workers.static: no workers are named; a proxy needs at least one"));
+    }
+    Ok(raw)
+}
+
+/// Writes anything as YAML.
+pub fn write(value: &impl Serialize) -> String {
+    serde_yaml::to_string(value).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))
+}

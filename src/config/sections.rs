@@ -1,0 +1,244 @@
+//! The sections of the config, each with its defaults and the reason for them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::{Draw, scalar};
+use crate::core::blocks::DEFAULT_BLOCK_BYTES;
+use crate::core::price::PriceSettings;
+
+/// Mode `random`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Random {
+    pub draw: Draw,
+}
+
+impl Default for Random {
+    fn default() -> Self {
+        // What it replaces draws per connection, so that is the honest comparison.
+        Random { draw: Draw::Connection }
+    }
+}
+
+/// When a worker is taken out and let in again.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Health {
+    /// Path that is probed; 2xx is healthy.
+    #[serde(deserialize_with = "probe_path")]
+    pub path: String,
+    /// Time between probes of a worker; off: no probes, and every worker counts as healthy until it fails.
+    #[serde(with = "scalar::timer")]
+    pub interval: Option<Duration>,
+    /// How long a probe may take.
+    #[serde(with = "scalar::duration")]
+    pub timeout: Duration,
+    /// Failed probes in a row that take a worker out.
+    #[serde(deserialize_with = "scalar::count")]
+    pub probe_failures: usize,
+    /// Requests in a row that could not connect, or broke before an answer, that take a worker out.
+    #[serde(deserialize_with = "scalar::count")]
+    pub request_failures: usize,
+    /// How long a worker stays out before one request may try it again; doubles each time, up to thirty times this.
+    #[serde(with = "scalar::duration")]
+    pub retry_after: Duration,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health {
+            path: "/health".to_owned(),
+            interval: Some(Duration::from_secs(2)),
+            // An engine under full load answers its probe late (seconds were seen); being slow is not being dead.
+            timeout: Duration::from_secs(5),
+            probe_failures: 3,
+            request_failures: 3,
+            retry_after: Duration::from_secs(1),
+        }
+    }
+}
+
+fn probe_path<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    scalar::checked(from, |text| match text.parse::<http::uri::PathAndQuery>() {
+        Ok(_) if text.starts_with('/') => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is not a path; it begins with a slash, as in /health")),
+    })
+}
+
+/// How prompts are cut into blocks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cache {
+    /// Bytes of prompt in one hashed block. Needs a restart.
+    #[serde(with = "scalar::size")]
+    pub block_bytes: usize,
+    /// Bytes that one token stands for, until it is learned for a model from the workers' `usage`.
+    #[serde(deserialize_with = "scalar::positive")]
+    pub bytes_per_token: f64,
+    /// File with a secret of any length under which blocks are hashed. Replicas that share it place alike; without one the
+    /// key is random for each process. Needs a restart.
+    pub hash_key_file: Option<PathBuf>,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        // Four bytes a token is English under common tokenizers.
+        Cache { block_bytes: DEFAULT_BLOCK_BYTES, bytes_per_token: 4.0, hash_key_file: None }
+    }
+}
+
+/// The price's weights as they are typed; the defaults are those of [`PriceSettings`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Price {
+    /// What a queued token costs, where an uncached one costs 1.
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub queue_weight: f64,
+}
+
+impl Default for Price {
+    fn default() -> Self {
+        PriceSettings::default().into()
+    }
+}
+
+impl From<PriceSettings> for Price {
+    fn from(settings: PriceSettings) -> Self {
+        Price { queue_weight: settings.queue_weight }
+    }
+}
+
+impl From<Price> for PriceSettings {
+    fn from(price: Price) -> Self {
+        PriceSettings { queue_weight: price.queue_weight }
+    }
+}
+
+pub(super) fn serialize_price<S: Serializer>(settings: &PriceSettings, to: S) -> Result<S::Ok, S::Error> {
+    Price::from(settings.clone()).serialize(to)
+}
+
+/// What a client may ask of the proxy.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Largest request body; above it the answer is 413.
+    #[serde(with = "scalar::size")]
+    pub body: usize,
+    /// Largest request head; above it the answer is 431.
+    #[serde(with = "scalar::size")]
+    pub head: usize,
+    /// Client connections open at once; more wait in the system's accept queue.
+    #[serde(deserialize_with = "scalar::count")]
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            // vLLM has no limit of its own; a request with several base64 images passes 64 MiB.
+            body: 128 << 20,
+            head: 64 << 10,
+            connections: 16_384,
+        }
+    }
+}
+
+/// Timers. There is no limit on the time of a whole response: a generation may take as long as it takes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timeouts {
+    /// To open a connection to a worker.
+    #[serde(with = "scalar::duration")]
+    pub connect: Duration,
+    /// For a client connection to bring a complete request head, from its opening or from the end of the last response.
+    #[serde(with = "scalar::timer")]
+    pub client_head: Option<Duration>,
+    /// Between two pieces of a request body.
+    #[serde(with = "scalar::timer")]
+    pub client_body: Option<Duration>,
+    /// How long an idle connection to a worker is kept for reuse. Keep it below the worker's own limit
+    /// (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, 5 s).
+    #[serde(with = "scalar::duration")]
+    pub pool_idle: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Timeouts {
+            // Inside a cluster a connection opens in milliseconds; a lost SYN is sent again after a second.
+            connect: Duration::from_secs(1),
+            // Above the 60 s for which common load balancers keep a connection: they must be the ones to close it.
+            client_head: Some(Duration::from_secs(75)),
+            client_body: Some(Duration::from_secs(30)),
+            pool_idle: Duration::from_secs(4),
+        }
+    }
+}
+
+/// Attempts on another worker, for requests that no worker has begun.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retries {
+    /// Attempts for one request, the first included; 1 switches retries off.
+    #[serde(deserialize_with = "scalar::count")]
+    pub attempts: usize,
+    /// Retries allowed per request served, over the last ten seconds.
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub ratio: f64,
+    /// Retries a second that are allowed besides.
+    #[serde(deserialize_with = "scalar::count")]
+    pub reserve: usize,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        // A retry stands for a whole prefill. A fifth more than the traffic survives the loss of a worker in six without
+        // becoming a storm.
+        Retries { attempts: 3, ratio: 0.2, reserve: 10 }
+    }
+}
+
+/// What happens on SIGTERM.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Drain {
+    /// New requests are still served for this long after readiness has gone, while Kubernetes takes the address away.
+    #[serde(with = "scalar::duration_or_zero")]
+    pub announce: Duration,
+    /// Running requests may take this long, counted from the signal; then they are cut.
+    #[serde(with = "scalar::duration_or_zero")]
+    pub deadline: Duration,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Drain { announce: Duration::from_secs(5), deadline: Duration::from_secs(300) }
+    }
+}
+
+/// The log, on standard error.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// A level (error, warn, info, debug, trace) or a filter such as `info,warmroute::fleet=debug`.
+    pub level: String,
+    pub format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Log { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}

@@ -1,0 +1,122 @@
+//! A worker as it is named in the config, in one spelling whatever was typed.
+
+use std::fmt;
+
+use serde::de::Deserializer;
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::scalar;
+
+/// Where a worker listens. Two spellings of one place are equal: the host is lower-case and the port always given.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Origin {
+    host: String,
+    port: u16,
+}
+
+impl Origin {
+    /// Reads `http://host:port`. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Origin, String> {
+        let refuse = |why: &str| Err(format!("`{text}` is not a worker's address: {why}, as in http://10.0.0.7:8000"));
+        let Some(rest) = strip_scheme(text) else {
+            return refuse("write it with its scheme");
+        };
+        let uri: http::Uri = match format!("http://{}", rest.trim_end_matches('/')).parse() {
+            Ok(uri) => uri,
+            Err(_) => return refuse("write a scheme, a host and a port up to 65535"),
+        };
+        let authority = match uri.authority() {
+            Some(authority) if uri.path() == "/" && uri.query().is_none() && !rest.contains('#') => authority,
+            _ => return refuse("write it without a path or query"),
+        };
+        if authority.as_str().contains('@') {
+            return refuse("write it without user and password");
+        }
+        let host = authority.host().to_ascii_lowercase();
+        match authority.as_str().rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
+            None => Ok(Origin { host, port: 80 }),
+            Some((_, port)) => match port.parse() {
+                Ok(port) if port > 0 && !host.is_empty() => Ok(Origin { host, port }),
+                _ => refuse("the port is a number from 1 to 65535"),
+            },
+        }
+    }
+
+    /// Host name or IP address, without the brackets of an IPv6 address.
+    pub fn host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `host:port`, as in a `Host` header.
+    pub fn authority(&self) -> String {
+        match self.port {
+            80 => self.host.clone(),
+            port => format!("{}:{port}", self.host),
+        }
+    }
+}
+
+fn strip_scheme(text: &str) -> Option<&str> {
+    let (scheme, rest) = text.split_once("://")?;
+    scheme.eq_ignore_ascii_case("http").then_some(rest)
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}:{}", self.host, self.port)
+    }
+}
+
+impl Serialize for Origin {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Origin {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Origin, D::Error> {
+        scalar::checked(from, Origin::parse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_one_place_are_one() {
+        for text in ["http://Worker-1:80", "HTTP://worker-1/", "http://worker-1"] {
+            let origin = Origin::parse(text).unwrap();
+            assert_eq!(origin.to_string(), "http://worker-1:80", "{text}");
+            assert_eq!(origin.authority(), "worker-1", "{text}");
+        }
+        let six = Origin::parse("http://[::1]:8000").unwrap();
+        assert_eq!((six.host(), six.port(), six.authority()), ("::1", 8000, "[::1]:8000".to_owned()));
+        assert_eq!(Origin::parse("http://[::1]").unwrap().port(), 80);
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("worker-1:8000", "scheme"),
+            ("https://worker-1:8000", "scheme"),
+            ("http://worker-1:8000/v1", "without a path"),
+            ("http://worker-1:8000?x", "without a path"),
+            ("http://worker-1:8000#x", "without a path"),
+            ("http://me:secret@worker-1:8000", "without user"),
+            ("http://worker-1:0", "from 1 to 65535"),
+            ("http://worker-1:99999", "65535"),
+            ("http://worker-1:", "from 1 to 65535"),
+            ("http://:8000", "port"),
+            ("http://", "port"),
+            ("", "scheme"),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Connections to one worker: opening, keeping, and one exchange on one of them.
+//!
+//! A connection has no task of its own. Whoever waits for the answer drives it, so that an answer costs no hand-over between
+//! tasks, and dropping the answer closes the socket there and then: a client that leaves takes its work off the worker at
+//! once. An idle connection is driven by nobody; whether it still lives is looked up when it is taken out again.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::config::Origin;
+
+/// A request as it goes to a worker: its body is whole.
+pub type Outgoing = Request<Full<Bytes>>;
+
+/// Idle connections kept for one worker; above it they are closed after use.
+const IDLE_CONNECTIONS: usize = 512;
+
+/// Why an exchange did not bring a response head.
+#[derive(Debug, Error)]
+pub enum ExchangeError {
+    /// No connection could be opened: the worker has seen nothing of the request.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] io::Error),
+    /// A kept connection was closed by the worker before a byte of answer: it was idle for too long, and the request met
+    /// its end.
+    #[error("the kept connection was already closed: {0}")]
+    Stale(#[source] hyper::Error),
+    /// The worker broke off, or what it sent is not HTTP.
+    #[error("broke off before the response head: {0}")]
+    Broken(#[source] hyper::Error),
+}
+
+/// The socket, noting whether anything has been read since it was last asked.
+struct Socket {
+    stream: TcpStream,
+    heard: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// Counts an open connection for as long as it lives.
+struct Counted(IntGauge);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// One open connection to a worker. Dropping it closes the socket.
+pub struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    /// `None` once it has ended.
+    driver: Option<http1::Connection<TokioIo<Socket>, Full<Bytes>>>,
+    heard: Arc<AtomicBool>,
+    reused: bool,
+    idle_since: Instant,
+    _counted: Counted,
+}
+
+impl Connection {
+    async fn open(origin: &Origin, timeout: Duration, open: IntGauge) -> io::Result<Connection> {
+        let connecting = TcpStream::connect((origin.host(), origin.port()));
+        let stream = tokio::time::timeout(timeout, connecting)
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))??;
+        stream.set_nodelay(true)?;
+        let heard = Arc::new(AtomicBool::new(false));
+        let socket = Socket { stream, heard: heard.clone() };
+        let (sender, driver) =
+            http1::handshake(TokioIo::new(socket)).await.map_err(|error| io::Error::other(error.to_string()))?;
+        open.inc();
+        Ok(Connection {
+            sender,
+            driver: Some(driver),
+            heard,
+            reused: false,
+            idle_since: Instant::now(),
+            _counted: Counted(open),
+        })
+    }
+
+    /// Moves bytes as far as they go.
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && Pin::new(driver).poll(cx).is_ready()
+        {
+            // Whatever ended it has been handed to the exchange under way, if there is one.
+            self.driver = None;
+        }
+    }
+
+    /// Ready for another request, as far as can be seen from here.
+    fn is_idle(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.sender.is_ready()
+    }
+
+    /// Sends `request` and waits for the response head.
+    async fn exchange(mut self, pool: Pool, request: Outgoing) -> Result<Response<Answer>, ExchangeError> {
+        self.heard.store(false, Ordering::Relaxed);
+        let mut sending = pin!(self.sender.try_send_request(request));
+        let sent = std::future::poll_fn(|cx| {
+            if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
+                return Poll::Ready(sent);
+            }
+            self.drive(cx);
+            sending.as_mut().poll(cx)
+        })
+        .await;
+        match sent {
+            Ok(response) => Ok(response.map(|body| {
+                let mut answer = Answer { body, connection: Some(self), pool };
+                answer.notice_end();
+                answer
+            })),
+            Err(error) => {
+                let error = error.into_error();
+                let silent = !self.heard.load(Ordering::Relaxed);
+                if self.reused && silent {
+                    Err(ExchangeError::Stale(error))
+                } else {
+                    Err(ExchangeError::Broken(error))
+                }
+            }
+        }
+    }
+}
+
+/// The body of a worker's response, bound to the connection that it comes over. Read to its end, it gives the connection
+/// back to the pool; dropped before, it closes it.
+pub struct Answer {
+    body: Incoming,
+    connection: Option<Connection>,
+    pool: Pool,
+}
+
+impl Answer {
+    /// The whole response has been read.
+    pub fn is_over(&self) -> bool {
+        self.connection.is_none()
+    }
+
+    fn notice_end(&mut self) {
+        if self.body.is_end_stream() {
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.pool.put(connection);
+        }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if polled.is_pending()
+            && let Some(connection) = &mut self.connection
+        {
+            connection.drive(cx);
+            polled = Pin::new(&mut self.body).poll_frame(cx);
+        }
+        match &polled {
+            Poll::Pending => {}
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() => self.notice_end(),
+            // Trailers are the last frame.
+            Poll::Ready(Some(Ok(_)) | None) => self.release(),
+            Poll::Ready(Some(Err(_))) => self.connection = None,
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The connections of one worker. Cheap to clone.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    origin: Origin,
+    /// The one used last is on top, so that the others grow old.
+    idle: Mutex<Vec<Connection>>,
+    open: IntGauge,
+}
+
+impl Pool {
+    pub fn new(origin: Origin, open: IntGauge) -> Pool {
+        Pool { shared: Arc::new(Shared { origin, idle: Mutex::default(), open }) }
+    }
+
+    /// Sends `request` on a kept connection that is younger than `pool_idle`, else on a new one.
+    ///
+    /// # Errors
+    /// See [`ExchangeError`]; a stale connection is for the caller to try again, on a [`Pool::send_anew`].
+    pub async fn send(
+        &self,
+        request: Outgoing,
+        connect: Duration,
+        pool_idle: Duration,
+    ) -> Result<Response<Answer>, ExchangeError> {
+        match self.take(pool_idle) {
+            Some(connection) => connection.exchange(self.clone(), request).await,
+            None => self.send_anew(request, connect).await,
+        }
+    }
+
+    /// Sends `request` on a new connection.
+    ///
+    /// # Errors
+    /// [`ExchangeError::Connect`] and [`ExchangeError::Broken`].
+    pub async fn send_anew(
+        &self,
+        request: Outgoing,
+        connect: Duration,
+    ) -> Result<Response<Answer>, ExchangeError> {
+        let opening = Connection::open(&self.shared.origin, connect, self.shared.open.clone());
+        let connection = opening.await.map_err(ExchangeError::Connect)?;
+        connection.exchange(self.clone(), request).await
+    }
+
+    fn take(&self, pool_idle: Duration) -> Option<Connection> {
+        loop {
+            let mut connection = self.shared.idle.lock().pop()?;
+            if connection.idle_since.elapsed() < pool_idle && connection.is_idle() {
+                connection.reused = true;
+                return Some(connection);
+            }
+        }
+    }
+
+    fn put(&self, mut connection: Connection) {
+        if !connection.is_idle() {
+            return;
+        }
+        connection.idle_since = Instant::now();
+        let mut idle = self.shared.idle.lock();
+        if idle.len() < IDLE_CONNECTIONS {
+            idle.push(connection);
+        }
+    }
+
+    /// Closes the connections that have been idle for `pool_idle`, or that the worker has closed.
+    pub fn close_idle(&self, pool_idle: Duration) {
+        let closing: Vec<_> = {
+            let mut idle = self.shared.idle.lock();
+            idle.extract_if(.., |connection| {
+                connection.idle_since.elapsed() >= pool_idle || !connection.is_idle()
+            })
+            .collect()
+        };
+        drop(closing); // Sockets are closed after the lock is let go.
+    }
+}

@@ -1,0 +1,92 @@
+//! What the workers' answers teach: how many bytes of prompt a token stands for and how long answers are, per model.
+
+use std::collections::HashMap;
+
+use parking_lot::RwLock;
+
+/// Models that are learned apart; further ones share the default, since clients choose the names.
+const MODELS: usize = 256;
+/// Weight of one answer. About fifty answers make half of the estimate.
+const WEIGHT: f64 = 1.0 / 64.0;
+/// Tokens expected of an answer before any was seen, and where the request does not bound it.
+const OUTPUT_TOKENS: f64 = 128.0;
+/// Plausible bytes per token; outside of it, the bytes counted here are not those that were tokenized (images, templates).
+const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.25..=64.0;
+
+/// The estimates for one model.
+#[derive(Copy, Clone, PartialEq, Debug)]
+pub struct Estimate {
+    pub bytes_per_token: f64,
+    pub output_tokens: f64,
+}
+
+/// Estimates by model, bounded in number.
+pub struct Feedback {
+    default: Estimate,
+    models: RwLock<HashMap<Box<str>, Estimate>>,
+}
+
+impl Feedback {
+    pub fn new(bytes_per_token: f64) -> Feedback {
+        let default = Estimate { bytes_per_token, output_tokens: OUTPUT_TOKENS };
+        Feedback { default, models: RwLock::default() }
+    }
+
+    pub fn estimate(&self, model: &str) -> Estimate {
+        self.models.read().get(model).copied().unwrap_or(self.default)
+    }
+
+    /// A worker said that a prompt of `bytes` had `prompt_tokens`, and its answer `output_tokens`.
+    pub fn learn(&self, model: &str, bytes: u64, prompt_tokens: u32, output_tokens: Option<u32>) {
+        let ratio = bytes as f64 / f64::from(prompt_tokens.max(1));
+        let mut models = self.models.write();
+        if !models.contains_key(model) {
+            if models.len() >= MODELS {
+                return;
+            }
+            // The first answer of a model is worth more than a guess about all models.
+            let mut first = self.default;
+            if PLAUSIBLE.contains(&ratio) {
+                first.bytes_per_token = ratio;
+            }
+            models.insert(model.into(), first);
+        }
+        let Some(estimate) = models.get_mut(model) else { return };
+        if PLAUSIBLE.contains(&ratio) {
+            estimate.bytes_per_token += WEIGHT * (ratio - estimate.bytes_per_token);
+        }
+        if let Some(tokens) = output_tokens {
+            estimate.output_tokens += WEIGHT * (f64::from(tokens) - estimate.output_tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_learned_apart_and_follows_its_answers() {
+        let feedback = Feedback::new(4.0);
+        feedback.learn("a", 3_000, 1_000, Some(10));
+        assert_eq!(feedback.estimate("a").bytes_per_token, 3.0);
+        assert_eq!(feedback.estimate("b").bytes_per_token, 4.0);
+        for _ in 0..1_000 {
+            feedback.learn("a", 2_000, 1_000, Some(10));
+        }
+        let estimate = feedback.estimate("a");
+        assert!((estimate.bytes_per_token - 2.0).abs() < 0.01, "{estimate:?}");
+        assert!((estimate.output_tokens - 10.0).abs() < 0.01, "{estimate:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_learned_and_models_are_bounded() {
+        let feedback = Feedback::new(4.0);
+        feedback.learn("a", 8_000_000, 1_000, None);
+        assert_eq!(feedback.estimate("a").bytes_per_token, 4.0);
+        for n in 0..10_000 {
+            feedback.learn(&n.to_string(), 2_000, 1_000, None);
+        }
+        assert_eq!(feedback.models.read().len(), MODELS);
+    }
+}

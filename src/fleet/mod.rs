@@ -1,0 +1,183 @@
+//! Who the workers are and what is known of them.
+//!
+//! Readers take one [`Snapshot`] and wait for nothing; whoever changes something (the worker list, a worker's health) makes
+//! a new one and swaps it in.
+
+pub mod connection;
+pub mod feedback;
+pub mod health;
+pub mod probe;
+pub mod worker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::config;
+use crate::core::ids::WorkerId;
+use crate::core::planner::{Planner, WorkerSpec};
+use crate::lifecycle::Clock;
+use crate::metrics::Metrics;
+
+use health::Event;
+use worker::Worker;
+
+/// The fleet at one moment.
+#[derive(Default)]
+pub struct Snapshot {
+    /// All workers, in the order of the config.
+    pub workers: Vec<Arc<Worker>>,
+    /// Those that may be given a request, in slot order.
+    pub eligible: Vec<WorkerId>,
+    by_slot: Vec<Option<Arc<Worker>>>,
+}
+
+impl Snapshot {
+    fn of(workers: Vec<Arc<Worker>>) -> Snapshot {
+        let slots = workers.iter().map(|worker| worker.id.index() + 1).max().unwrap_or(0);
+        let mut by_slot = vec![None; slots];
+        for worker in &workers {
+            by_slot[worker.id.index()] = Some(worker.clone());
+        }
+        let eligible =
+            by_slot.iter().flatten().filter(|worker| worker.is_eligible()).map(|worker| worker.id).collect();
+        Snapshot { workers, eligible, by_slot }
+    }
+
+    pub fn worker(&self, id: WorkerId) -> Option<&Arc<Worker>> {
+        self.by_slot.get(id.index())?.as_ref()
+    }
+
+    pub fn is_eligible(&self, id: WorkerId) -> bool {
+        self.eligible.binary_search(&id).is_ok()
+    }
+}
+
+/// The workers, their health and their place in the planner.
+pub struct Fleet {
+    snapshot: ArcSwap<Snapshot>,
+    /// Taken by whoever makes a new snapshot, so that none is lost.
+    writing: Mutex<()>,
+    /// Counts the changes of the worker list, for those who run a task per worker.
+    membership: watch::Sender<u64>,
+    settings: ArcSwap<config::Health>,
+    planner: Arc<Planner>,
+    metrics: Arc<Metrics>,
+    clock: Clock,
+}
+
+impl Fleet {
+    pub fn new(
+        settings: config::Health,
+        planner: Arc<Planner>,
+        metrics: Arc<Metrics>,
+        clock: Clock,
+    ) -> Arc<Fleet> {
+        Arc::new(Fleet {
+            snapshot: ArcSwap::default(),
+            writing: Mutex::new(()),
+            membership: watch::Sender::new(0),
+            settings: ArcSwap::from_pointee(settings),
+            planner,
+            metrics,
+            clock,
+        })
+    }
+
+    pub fn snapshot(&self) -> Guard<Arc<Snapshot>> {
+        self.snapshot.load()
+    }
+
+    pub fn health_settings(&self) -> Arc<config::Health> {
+        self.settings.load_full()
+    }
+
+    pub fn set_health_settings(&self, settings: config::Health) {
+        self.settings.store(Arc::new(settings));
+        self.membership.send_modify(|changes| *changes += 1);
+    }
+
+    /// Makes `wanted` the fleet. Workers that stay keep their health, connections and beliefs; one whose settings differ is
+    /// a new one.
+    pub fn set_workers(&self, wanted: &[config::Worker]) {
+        let _writing = self.writing.lock();
+        let old = self.snapshot.load_full();
+        let mut known: HashMap<_, _> = old.workers.iter().map(|worker| (&worker.config.url, worker)).collect();
+        let mut workers = Vec::with_capacity(wanted.len());
+        for config in wanted {
+            match known.remove(&config.url) {
+                Some(worker) if worker.config == *config => workers.push(worker.clone()),
+                Some(worker) => {
+                    self.planner.remove_worker(worker.id);
+                    workers.push(self.join(config));
+                }
+                None => workers.push(self.join(config)),
+            }
+        }
+        for gone in known.into_values() {
+            tracing::info!(worker = %gone.config.url, "worker left");
+            self.planner.remove_worker(gone.id);
+        }
+        self.snapshot.store(Arc::new(Snapshot::of(workers)));
+        self.membership.send_modify(|changes| *changes += 1);
+    }
+
+    fn join(&self, config: &config::Worker) -> Arc<Worker> {
+        let hash = blake3::hash(config.url.to_string().as_bytes());
+        let mut key = [0; 8];
+        key.copy_from_slice(&hash.as_bytes()[..8]);
+        let id = self.planner.add_worker(WorkerSpec {
+            key: u64::from_le_bytes(key),
+            capacity_tokens: config.capacity_tokens,
+            prefill_speed: config.prefill_speed,
+        });
+        let probed = self.settings.load().interval.is_some();
+        tracing::info!(worker = %config.url, "worker joined");
+        Arc::new(Worker::new(id, config.clone(), probed, &self.metrics))
+    }
+
+    /// Tells the health of `worker` what happened to it.
+    pub fn report(&self, worker: &Worker, event: Event) {
+        if worker.is_calm() && event == Event::Answered {
+            return; // The path of nearly every request: nothing to change, nothing to lock.
+        }
+        let change = worker.record(event, self.clock.now(), &self.settings.load());
+        if let Some(change) = change {
+            match change.to {
+                health::Standing::Up => tracing::info!(worker = %worker.config.url, "worker is up"),
+                health::Standing::Out => {
+                    tracing::warn!(worker = %worker.config.url, cause = ?event, "worker is out");
+                }
+                health::Standing::Starting | health::Standing::Trial => {}
+            }
+            self.republish();
+        }
+    }
+
+    /// To be called about ten times a second: lets workers that have been out for long enough be tried again, and closes
+    /// connections that were idle for too long.
+    pub fn tick(&self, pool_idle: std::time::Duration) {
+        let mut changed = false;
+        for worker in &self.snapshot.load().workers {
+            changed |= worker.record(Event::Tick, self.clock.now(), &self.settings.load()).is_some();
+            worker.pool.close_idle(pool_idle);
+        }
+        if changed {
+            self.republish();
+        }
+    }
+
+    fn republish(&self) {
+        let _writing = self.writing.lock();
+        let workers = self.snapshot.load().workers.clone();
+        self.snapshot.store(Arc::new(Snapshot::of(workers)));
+    }
+
+    /// Waits for changes of the worker list.
+    pub fn membership(&self) -> watch::Receiver<u64> {
+        self.membership.subscribe()
+    }
+}
