@@ -5,7 +5,7 @@
 //!
 //! | floor | modules | what it is for |
 //! | --- | --- | --- |
-//! | 6 | [`cli`], [`app`] | process, arguments, wiring |
+//! | 6 | [`cli`], [`app`], [`testing`] | process, arguments, wiring; the harness of the tests |
 //! | 5 | [`experiment`] | workloads, load generator, report, simulate, demo |
 //! | 4 | [`admin`] | the operator's listener |
 //! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
@@ -13,6 +13,9 @@
 //! | 1 | [`config`], [`metrics`], [`lifecycle`] | the base |
 //! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
 
+pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod core;
 pub mod engine;
@@ -20,3 +23,6 @@ pub mod experiment;
 pub mod fleet;
 pub mod lifecycle;
 pub mod metrics;
+pub mod proxy;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -1,7 +1,7 @@
 //! The life of the process as types: its clock, what it was asked to do ([`Stop`]), and how far the drain has come
 //! ([`Phase`]).
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::core::ids::Time;
@@ -86,6 +86,20 @@ impl Stop {
         });
         Ok(())
     }
+}
+
+/// Turns SIGHUP into notifications, for as long as the future is polled.
+///
+/// # Errors
+/// If the system refuses the handler.
+pub fn on_hangup(notify: &Notify) -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            notify.notify_one();
+        }
+    })
 }
 
 /// How far the process is on its way out. Grows only.

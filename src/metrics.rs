@@ -13,6 +13,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
+use crate::config::Mode;
 use crate::core::planner::Reason;
 
 /// A label with a closed set of values.
@@ -81,14 +82,6 @@ label! {
 }
 
 label! {
-    /// The mode in force.
-    ModeLabel as "mode" {
-        Kv = "kv",
-        Random = "random",
-    }
-}
-
-label! {
     /// Whether the worker was believed to hold any of the prompt.
     Predicted as "predicted" {
         Hit = "hit",
@@ -150,28 +143,21 @@ label! {
     }
 }
 
-label! {
-    /// Why the planner picked as it did.
-    ReasonLabel as "reason" {
-        Random = "random",
-        Only = "only",
-        Warm = "warm",
-        Spill = "spill",
-        Cold = "cold",
-        Load = "load",
+impl Label for Reason {
+    const NAME: &'static str = "reason";
+    const VALUES: &'static [&'static str] = &["random", "only", "warm", "spill", "cold", "load"];
+
+    fn index(self) -> usize {
+        self as usize
     }
 }
 
-impl From<Reason> for ReasonLabel {
-    fn from(reason: Reason) -> Self {
-        match reason {
-            Reason::Random => ReasonLabel::Random,
-            Reason::Only => ReasonLabel::Only,
-            Reason::Warm => ReasonLabel::Warm,
-            Reason::Spill => ReasonLabel::Spill,
-            Reason::Cold => ReasonLabel::Cold,
-            Reason::Load => ReasonLabel::Load,
-        }
+impl Label for Mode {
+    const NAME: &'static str = "mode";
+    const VALUES: &'static [&'static str] = &["kv", "random"];
+
+    fn index(self) -> usize {
+        self as usize
     }
 }
 
@@ -200,9 +186,9 @@ pub struct Requests {
 }
 
 impl Requests {
-    pub fn inc(&self, route: Route, outcome: Outcome, mode: ModeLabel) {
+    pub fn inc(&self, route: Route, outcome: Outcome, mode: Mode) {
         let place =
-            (route.index() * Outcome::VALUES.len() + outcome.index()) * ModeLabel::VALUES.len() + mode.index();
+            (route.index() * Outcome::VALUES.len() + outcome.index()) * Mode::VALUES.len() + mode.index();
         self.cells[place]
             .get_or_init(|| self.family.with_label_values(&[route.as_str(), outcome.as_str(), mode.as_str()]))
             .inc();
@@ -241,7 +227,10 @@ impl Models {
         Models {
             families: [
                 family("warmroute_prompt_tokens_total", "Prompt tokens, as the workers counted them."),
-                family("warmroute_predicted_cached_tokens_total", "Prompt tokens believed cached when placed."),
+                family(
+                    "warmroute_predicted_cached_tokens_total",
+                    "Prompt tokens believed cached when placed.",
+                ),
                 family(
                     "warmroute_confirmed_cached_tokens_total",
                     "Prompt tokens that the workers said were cached.",
@@ -342,7 +331,7 @@ pub struct Metrics {
     ttft: [Histogram; 2],
     /// Seconds spent reading the prompt and picking.
     pub decision: Histogram,
-    pub reasons: Counters<ReasonLabel>,
+    pub reasons: Counters<Reason>,
     pub fallbacks: Counters<Fallback>,
     pub retries: Counters<Retry>,
     pub retries_denied: IntCounter,
@@ -353,8 +342,10 @@ pub struct Metrics {
 }
 
 /// Seconds; a cached prompt answers in tens of milliseconds, a long cold one under load in a minute.
-const TTFT_BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+const TTFT_BUCKETS: &[f64] = &[
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0,
+    60.0,
+];
 /// Seconds; from a few microseconds for a short prompt to milliseconds for a body of megabytes.
 const DECISION_BUCKETS: &[f64] =
     &[2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2];
@@ -372,7 +363,8 @@ impl Metrics {
         let r = &registry;
         let counter = |name, help| register(r, IntCounter::new(name, help));
         let gauge = |name, help| register(r, IntGauge::new(name, help));
-        let gauges = |name, help, labels: &[&str]| register(r, IntGaugeVec::new(Opts::new(name, help), labels));
+        let gauges =
+            |name, help, labels: &[&str]| register(r, IntGaugeVec::new(Opts::new(name, help), labels));
         let counters =
             |name, help, labels: &[&str]| register(r, IntCounterVec::new(Opts::new(name, help), labels));
         let histogram = |name, help, buckets: &[f64]| {
@@ -389,10 +381,10 @@ impl Metrics {
                 &[Predicted::NAME],
             ),
         );
-        let labels = [Route::NAME, Outcome::NAME, ModeLabel::NAME];
+        let labels = [Route::NAME, Outcome::NAME, Mode::NAME];
         let requests = Requests {
             family: counters("warmroute_requests_total", "Requests that have ended.", &labels),
-            cells: (0..Route::VALUES.len() * Outcome::VALUES.len() * ModeLabel::VALUES.len())
+            cells: (0..Route::VALUES.len() * Outcome::VALUES.len() * Mode::VALUES.len())
                 .map(|_| OnceLock::new())
                 .collect(),
         };
@@ -400,9 +392,17 @@ impl Metrics {
         version.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let worker = ["worker"];
         let workers = WorkerFamilies {
-            in_flight: gauges("warmroute_worker_in_flight", "Requests placed on the worker, not ended.", &worker),
+            in_flight: gauges(
+                "warmroute_worker_in_flight",
+                "Requests placed on the worker, not ended.",
+                &worker,
+            ),
             requests: counters("warmroute_worker_requests_total", "Requests placed on the worker.", &worker),
-            state: gauges("warmroute_worker_state", "1 for the state the worker is in.", &["worker", "state"]),
+            state: gauges(
+                "warmroute_worker_state",
+                "1 for the state the worker is in.",
+                &["worker", "state"],
+            ),
             failures: counters(
                 "warmroute_worker_failures_total",
                 "Requests that the worker failed.",
@@ -441,14 +441,14 @@ impl Metrics {
             ),
             reloads: Counters::register(r, "warmroute_config_reloads_total", "Reloads of the config file."),
             models: Models::register(r),
-            mode: gauges("warmroute_mode", "1 for the mode in force.", &[ModeLabel::NAME]),
+            mode: gauges("warmroute_mode", "1 for the mode in force.", &[Mode::NAME]),
             workers,
             registry,
         })
     }
 
-    pub fn set_mode(&self, mode: ModeLabel) {
-        for value in ModeLabel::VALUES {
+    pub fn set_mode(&self, mode: Mode) {
+        for value in Mode::VALUES {
             self.mode.with_label_values(&[*value]).set(i64::from(*value == mode.as_str()));
         }
     }
@@ -513,12 +513,25 @@ mod tests {
     }
 
     #[test]
+    fn labels_of_other_modules_are_in_the_order_of_their_cases() {
+        for reason in Reason::ALL {
+            assert_eq!(Label::as_str(reason), reason.as_str());
+        }
+        for mode in [Mode::Kv, Mode::Random] {
+            assert_eq!(Label::as_str(mode), mode.as_str());
+        }
+    }
+
+    #[test]
     fn every_outcome_lands_in_its_own_series() {
         let metrics = Metrics::new();
-        metrics.requests.inc(Route::Chat, Outcome::Ok, ModeLabel::Random);
-        metrics.requests.inc(Route::Blocked, Outcome::Internal, ModeLabel::Random);
+        metrics.requests.inc(Route::Chat, Outcome::Ok, Mode::Random);
+        metrics.requests.inc(Route::Blocked, Outcome::Internal, Mode::Random);
         let page = page(&metrics);
-        assert!(page.contains(r#"warmroute_requests_total{mode="random",outcome="ok",route="chat"} 1"#), "{page}");
+        assert!(
+            page.contains(r#"warmroute_requests_total{mode="random",outcome="ok",route="chat"} 1"#),
+            "{page}"
+        );
         assert!(page.contains(r#"{mode="random",outcome="internal",route="blocked"} 1"#), "{page}");
     }
 }

@@ -5,6 +5,7 @@
 pub mod raw;
 pub mod scalar;
 pub mod sections;
+pub mod watch;
 pub mod worker;
 
 use std::net::SocketAddr;
@@ -145,12 +146,15 @@ impl Config {
     /// # Errors
     /// If the file cannot be read, is not YAML, or any key in it is unknown or has a value that cannot be used.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
+        Config::parse(&Config::read(path)?, path)
+    }
+
+    fn read(path: &Path) -> Result<String, ConfigError> {
+        std::fs::read_to_string(path).map_err(|error| ConfigError {
             file: path.to_owned(),
             line: None,
             message: format!("cannot be read: {error}"),
-        })?;
-        Config::parse(&text, path)
+        })
     }
 
     /// Checks `text`; `file` is only named in errors. Secrets are read from the files that it names.

@@ -69,18 +69,10 @@ pub struct RawWorkers {
 #[serde(deny_unknown_fields)]
 struct RawWorker {
     url: Origin,
-    #[serde(default, deserialize_with = "optional_count")]
-    capacity_tokens: Option<u64>,
-    #[serde(default, deserialize_with = "optional_positive")]
+    #[serde(default, deserialize_with = "scalar::optional_count")]
+    capacity_tokens: Option<usize>,
+    #[serde(default, deserialize_with = "scalar::optional_positive")]
     prefill_speed: Option<f64>,
-}
-
-fn optional_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    scalar::count(from).map(|count| Some(count as u64))
-}
-
-fn optional_positive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
-    scalar::positive(from).map(Some)
 }
 
 fn distinct_workers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Worker>, D::Error> {
@@ -98,6 +90,7 @@ fn distinct_workers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Worker>, D
                 if !seen.insert(url.clone()) {
                     return Err(de::Error::custom(format_args!("{url} is in the list twice")));
                 }
+                let capacity_tokens = capacity_tokens.map(|tokens| tokens as u64);
                 workers.push(Worker { url, capacity_tokens, prefill_speed });
             }
             if workers.is_empty() {
@@ -125,7 +118,7 @@ pub fn read(text: &str) -> Result<Raw, RawError> {
         let line = error.location().map(|location| location.line());
         let message = error.to_string();
         // The place is told in front of the message, where editors and terminals look for it.
-        let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
+        let message = message.split_once(" at line ").map_or(message.as_str(), |(message, _)| message);
         RawError { line, message: message.to_owned() }
     })?;
     if raw.workers.fixed.is_empty() {

@@ -130,22 +130,40 @@ pub mod size {
     }
 }
 
-/// `#[serde(deserialize_with = ..)]` for a whole number above zero.
-pub fn count<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
-    checked(from, |text| match text.parse() {
+fn parse_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
         Ok(0) => Err("must be more than zero".to_owned()),
         Ok(count) => Ok(count),
         Err(_) => Err(format!("`{text}` is not a whole number")),
-    })
+    }
+}
+
+/// `#[serde(deserialize_with = ..)]` for a whole number above zero.
+pub fn count<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    checked(from, parse_count)
+}
+
+/// `#[serde(deserialize_with = ..)]` for a whole number above zero, or nothing.
+pub fn optional_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    checked(from, |text| if text.is_empty() { Ok(None) } else { parse_count(text).map(Some) })
+}
+
+fn parse_positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        Ok(_) => Err("must be a number above zero".to_owned()),
+        Err(_) => Err(format!("`{text}` is not a number")),
+    }
 }
 
 /// `#[serde(deserialize_with = ..)]` for a finite number above zero.
 pub fn positive<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    checked(from, |text| match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        Ok(_) => Err("must be a number above zero".to_owned()),
-        Err(_) => Err(format!("`{text}` is not a number")),
-    })
+    checked(from, parse_positive)
+}
+
+/// `#[serde(deserialize_with = ..)]` for a finite number above zero, or nothing.
+pub fn optional_positive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    checked(from, |text| if text.is_empty() { Ok(None) } else { parse_positive(text).map(Some) })
 }
 
 /// `#[serde(deserialize_with = ..)]` for a finite number that is not negative.

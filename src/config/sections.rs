@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Draw, scalar};
 use crate::core::blocks::DEFAULT_BLOCK_BYTES;
+use crate::core::planner;
 use crate::core::price::PriceSettings;
 
 /// Mode `random`.
@@ -78,6 +79,9 @@ pub struct Cache {
     /// Bytes that one token stands for, until it is learned for a model from the workers' `usage`.
     #[serde(deserialize_with = "scalar::positive")]
     pub bytes_per_token: f64,
+    /// Blocks believed to be cached over all workers: what bounds the memory of the belief. Needs a restart.
+    #[serde(deserialize_with = "scalar::count")]
+    pub max_blocks: usize,
     /// File with a secret of any length under which blocks are hashed. Replicas that share it place alike; without one the
     /// key is random for each process. Needs a restart.
     pub hash_key_file: Option<PathBuf>,
@@ -86,7 +90,12 @@ pub struct Cache {
 impl Default for Cache {
     fn default() -> Self {
         // Four bytes a token is English under common tokenizers.
-        Cache { block_bytes: DEFAULT_BLOCK_BYTES, bytes_per_token: 4.0, hash_key_file: None }
+        Cache {
+            block_bytes: DEFAULT_BLOCK_BYTES,
+            bytes_per_token: 4.0,
+            max_blocks: planner::Settings::default().max_blocks,
+            hash_key_file: None,
+        }
     }
 }
 
@@ -94,9 +103,18 @@ impl Default for Cache {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Price {
-    /// What a queued token costs, where an uncached one costs 1.
     #[serde(deserialize_with = "scalar::not_negative")]
     pub queue_weight: f64,
+    #[serde(deserialize_with = "scalar::positive")]
+    pub crowded_seconds: f64,
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub displacement_weight: f64,
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub recent_weight: f64,
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub recent_cap: f64,
+    #[serde(deserialize_with = "scalar::not_negative")]
+    pub ghost_weight: f64,
 }
 
 impl Default for Price {
@@ -107,13 +125,36 @@ impl Default for Price {
 
 impl From<PriceSettings> for Price {
     fn from(settings: PriceSettings) -> Self {
-        Price { queue_weight: settings.queue_weight }
+        let PriceSettings {
+            queue_weight,
+            crowded_seconds,
+            displacement_weight,
+            recent_weight,
+            recent_cap,
+            ghost_weight,
+        } = settings;
+        Price { queue_weight, crowded_seconds, displacement_weight, recent_weight, recent_cap, ghost_weight }
     }
 }
 
 impl From<Price> for PriceSettings {
     fn from(price: Price) -> Self {
-        PriceSettings { queue_weight: price.queue_weight }
+        let Price {
+            queue_weight,
+            crowded_seconds,
+            displacement_weight,
+            recent_weight,
+            recent_cap,
+            ghost_weight,
+        } = price;
+        PriceSettings {
+            queue_weight,
+            crowded_seconds,
+            displacement_weight,
+            recent_weight,
+            recent_cap,
+            ghost_weight,
+        }
     }
 }
 
@@ -225,8 +266,16 @@ impl Default for Drain {
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// A level (error, warn, info, debug, trace) or a filter such as `info,warmroute::fleet=debug`.
+    #[serde(deserialize_with = "log_filter")]
     pub level: String,
     pub format: LogFormat,
+}
+
+fn log_filter<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    scalar::checked(from, |text| match text.parse::<tracing_subscriber::filter::Targets>() {
+        Ok(_) if !text.is_empty() => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is not a log level or filter, as in info or info,warmroute::fleet=debug")),
+    })
 }
 
 /// How log lines look.

@@ -17,7 +17,8 @@ pub struct Origin {
 impl Origin {
     /// Reads `http://host:port`. The error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Origin, String> {
-        let refuse = |why: &str| Err(format!("`{text}` is not a worker's address: {why}, as in http://10.0.0.7:8000"));
+        let refuse =
+            |why: &str| Err(format!("`{text}` is not a worker's address: {why}, as in http://10.0.0.7:8000"));
         let Some(rest) = strip_scheme(text) else {
             return refuse("write it with its scheme");
         };

@@ -121,8 +121,9 @@ impl Connection {
         stream.set_nodelay(true)?;
         let heard = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, heard: heard.clone() };
-        let (sender, driver) =
-            http1::handshake(TokioIo::new(socket)).await.map_err(|error| io::Error::other(error.to_string()))?;
+        let (sender, driver) = http1::handshake(TokioIo::new(socket))
+            .await
+            .map_err(|error| io::Error::other(error.to_string()))?;
         open.inc();
         Ok(Connection {
             sender,

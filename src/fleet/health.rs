@@ -231,7 +231,10 @@ mod tests {
     fn a_trial_whose_client_left_can_be_taken_again() {
         use Event::*;
         let mut health = Health::new(false);
-        walk(&mut health, &[(0.0, Broke), (0.0, Broke), (0.0, Broke), (2.0, Tick), (2.0, Picked), (2.1, Unproven)]);
+        walk(
+            &mut health,
+            &[(0.0, Broke), (0.0, Broke), (0.0, Broke), (2.0, Tick), (2.0, Picked), (2.1, Unproven)],
+        );
         assert!(health.is_eligible());
     }
 

@@ -25,6 +25,9 @@ use crate::metrics::Metrics;
 use health::Event;
 use worker::Worker;
 
+/// Tokens in a block of the engine, until it is told otherwise: vLLM's default.
+const ENGINE_BLOCK_TOKENS: u32 = 16;
+
 /// The fleet at one moment.
 #[derive(Default)]
 pub struct Snapshot {
@@ -105,7 +108,8 @@ impl Fleet {
     pub fn set_workers(&self, wanted: &[config::Worker]) {
         let _writing = self.writing.lock();
         let old = self.snapshot.load_full();
-        let mut known: HashMap<_, _> = old.workers.iter().map(|worker| (&worker.config.url, worker)).collect();
+        let mut known: HashMap<_, _> =
+            old.workers.iter().map(|worker| (&worker.config.url, worker)).collect();
         let mut workers = Vec::with_capacity(wanted.len());
         for config in wanted {
             match known.remove(&config.url) {
@@ -132,6 +136,7 @@ impl Fleet {
         let id = self.planner.add_worker(WorkerSpec {
             key: u64::from_le_bytes(key),
             capacity_tokens: config.capacity_tokens,
+            engine_block_tokens: ENGINE_BLOCK_TOKENS,
             prefill_speed: config.prefill_speed,
         });
         let probed = self.settings.load().interval.is_some();

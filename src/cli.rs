@@ -1,0 +1,86 @@
+//! The command line: one subcommand per thing the binary can do, and as few flags as that needs. The rest is in the config.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+
+use crate::app::{self, Ended};
+use crate::config::watch::Source;
+use crate::config::{Config, Log, LogFormat};
+use crate::lifecycle::Stop;
+
+/// Routes each LLM request to the vLLM worker whose KV cache is already warm.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the proxy.
+    Serve {
+        /// The config file; config/warmroute.yaml shows every key.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Check a config file and print what it comes to, defaults included and secrets left out.
+    Check {
+        /// The config file.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+}
+
+/// The exit code of a proxy that had to cut requests on its way out.
+const CUT: u8 = 3;
+
+/// Does what the command line says.
+///
+/// # Errors
+/// With the message for the user.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Check { config } => {
+            let yaml = Config::load(&config)?.to_yaml();
+            io::stdout().write_all(yaml.as_bytes()).context("standard output")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Serve { config: file } => {
+            let (config, file) = Source::load(file)?;
+            start_log(&config.log);
+            let ended = runtime()?.block_on(async {
+                let stop = Stop::default();
+                stop.on_signals().context("signal handlers")?;
+                let bound = app::build(config)?;
+                anyhow::Ok(bound.run(stop, Some(file)).await)
+            })?;
+            Ok(match ended {
+                Ended::Drained => ExitCode::SUCCESS,
+                Ended::Cut => ExitCode::from(CUT),
+            })
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot start")
+}
+
+/// Starts the log on standard error.
+fn start_log(log: &Log) {
+    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::prelude::*;
+
+    let filter: Targets = log.level.parse().unwrap_or_default();
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let registry = tracing_subscriber::registry();
+    match log.format {
+        LogFormat::Text => registry.with(lines.with_ansi(false).with_filter(filter)).init(),
+        LogFormat::Json => registry.with(lines.json().with_filter(filter)).init(),
+    }
+}

@@ -1,0 +1,183 @@
+//! Counts each request from its arrival to the last byte of its answer, and says how it ended. A request ends when its body
+//! ends: what is measured at the head of a stream is wrong.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use pin_project_lite::pin_project;
+use tokio::time::Instant;
+use tower::{Layer, Service};
+
+use super::error::ProxyError;
+use super::forward::Inbound;
+use super::relay::ResponseBody;
+use super::route::Route;
+use super::{Client, Proxy};
+use crate::config::Mode;
+use crate::metrics::Outcome;
+
+/// Counts a request for as long as it lives. If nobody says otherwise, its client has left.
+pub struct Account {
+    route: Route,
+    mode: Mode,
+    outcome: Outcome,
+    proxy: Arc<Proxy>,
+}
+
+impl Account {
+    fn open(proxy: Arc<Proxy>, route: Route) -> Account {
+        proxy.metrics.in_flight.inc();
+        let mode = proxy.config.load().mode;
+        Account { route, mode, outcome: Outcome::ClientGone, proxy }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.proxy.metrics.in_flight.dec();
+        self.proxy.metrics.requests.inc(self.route.label(), self.outcome, self.mode);
+    }
+}
+
+fn outcome_of(status: StatusCode) -> Outcome {
+    match status.as_u16() {
+        ..400 => Outcome::Ok,
+        400..500 => Outcome::ClientError,
+        _ => Outcome::WorkerError,
+    }
+}
+
+/// A response body that keeps the account open until its end.
+pub struct Accounted {
+    body: ResponseBody,
+    status: StatusCode,
+    /// `None` once the end has been told, or if the body was made here.
+    account: Option<Account>,
+}
+
+impl Accounted {
+    pub fn whole(body: ResponseBody) -> Accounted {
+        Accounted { body, status: StatusCode::OK, account: None }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        if let Some(mut account) = self.account.take() {
+            account.outcome = outcome;
+        }
+    }
+}
+
+impl Body for Accounted {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &polled {
+            Some(Err(_)) => self.end(Outcome::WorkerFailed),
+            // Nobody asks for more after the last piece, or after trailers.
+            Some(Ok(frame)) if frame.is_data() && !self.body.is_end_stream() => {}
+            Some(Ok(_)) | None => {
+                let outcome = outcome_of(self.status);
+                self.end(outcome);
+            }
+        }
+        Poll::Ready(polled)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Opens an account for each request and closes it by its answer or error.
+#[derive(Clone)]
+pub struct AccountLayer {
+    pub proxy: Arc<Proxy>,
+}
+
+impl<S> Layer<S> for AccountLayer {
+    type Service = AccountService<S>;
+
+    fn layer(&self, inner: S) -> AccountService<S> {
+        AccountService { inner, proxy: self.proxy.clone() }
+    }
+}
+
+/// See [`AccountLayer`].
+#[derive(Clone)]
+pub struct AccountService<S> {
+    inner: S,
+    proxy: Arc<Proxy>,
+}
+
+impl<S> Service<(Request<Incoming>, Arc<Client>)> for AccountService<S>
+where
+    S: Service<Inbound, Response = Response<ResponseBody>, Error = ProxyError>,
+{
+    type Response = Response<Accounted>;
+    type Error = ProxyError;
+    type Future = AccountFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, (request, client): (Request<Incoming>, Arc<Client>)) -> Self::Future {
+        let route = Route::of(request.method(), request.uri().path());
+        let account = Some(Account::open(self.proxy.clone(), route));
+        let inbound = Inbound { request, client, route, arrived: Instant::now() };
+        AccountFuture { inner: self.inner.call(inbound), account }
+    }
+}
+
+pin_project! {
+    /// See [`AccountLayer`].
+    pub struct AccountFuture<F> {
+        #[pin]
+        inner: F,
+        account: Option<Account>,
+    }
+}
+
+impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for AccountFuture<F> {
+    type Output = Result<Response<Accounted>, ProxyError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let answered = ready!(this.inner.poll(cx));
+        let mut account = this.account.take();
+        Poll::Ready(match answered {
+            Ok(response) => {
+                let status = response.status();
+                Ok(response.map(|body| {
+                    let ended = body.is_end_stream();
+                    let mut body = Accounted { body, status, account };
+                    if ended {
+                        body.end(outcome_of(status));
+                    }
+                    body
+                }))
+            }
+            Err(error) => {
+                if let Some(account) = &mut account {
+                    account.outcome = error.outcome();
+                }
+                Err(error)
+            }
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! Reads a request body under its cap. The bytes that are read here are the bytes that are sent on.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use super::error::ProxyError;
+
+/// Room made in advance for a body, whatever length the client promises.
+const FIRST_ROOM: usize = 1 << 20;
+/// How long the rest of a refused body is read and thrown away, so that the client gets to read why instead of a reset.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Reads the whole body. One that came in a single piece is not copied.
+///
+/// # Errors
+/// Larger than `limit`, or promised to be; no byte for `idle`; or the client left.
+pub async fn read(mut body: Incoming, limit: usize, idle: Option<Duration>) -> Result<Bytes, ProxyError> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let promised = body.size_hint().exact().unwrap_or(0);
+    if promised > limit as u64 {
+        linger(body, limit);
+        return Err(ProxyError::BodyTooLarge { limit });
+    }
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(piece) = next_piece(&mut body, idle).await? {
+        if first.len() + rest.len() + piece.len() > limit {
+            linger(body, limit);
+            return Err(ProxyError::BodyTooLarge { limit });
+        }
+        if first.is_empty() && rest.is_empty() {
+            first = piece;
+            continue;
+        }
+        if rest.is_empty() {
+            let promised = usize::try_from(promised).unwrap_or(limit);
+            rest.reserve(promised.min(FIRST_ROOM).max(first.len() + piece.len()));
+            rest.extend_from_slice(&std::mem::take(&mut first));
+        }
+        rest.extend_from_slice(&piece);
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// The next data; trailers of a request mean nothing to an engine and are left out.
+async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Option<Bytes>, ProxyError> {
+    loop {
+        let next = match idle {
+            None => body.frame().await,
+            Some(idle) => timeout(idle, body.frame()).await.map_err(|_| ProxyError::BodyStalled(idle))?,
+        };
+        match next {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(ProxyError::BodyBroken(error)),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+/// Reads on for a while, as much again as a body may have.
+fn linger(mut body: Incoming, mut room: usize) {
+    tokio::spawn(timeout(LINGER, async move {
+        while let Some(Ok(frame)) = body.frame().await {
+            let read = frame.data_ref().map_or(0, Bytes::len);
+            match room.checked_sub(read) {
+                Some(left) => room = left,
+                None => return,
+            }
+        }
+    }));
+}

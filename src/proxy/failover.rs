@@ -1,0 +1,67 @@
+//! Tries workers until one has answered. Another worker is asked only if the one before provably did not begin on the
+//! request, each worker at most once, and within a budget: a retry costs a whole prefill, and a storm of them is an outage.
+
+use std::sync::Arc;
+
+use http::Response;
+use smallvec::SmallVec;
+use tower::retry::budget::Budget;
+
+use super::error::ProxyError;
+use super::place::{Asked, Placed};
+use super::upstream::Upstream;
+use super::{Client, Proxy};
+use crate::config::{Draw, Mode};
+use crate::core::ids::WorkerId;
+use crate::fleet::connection::Answer;
+use crate::metrics::Retry;
+
+/// Places and sends the request, and answers with what the worker says and the place it has there.
+///
+/// # Errors
+/// The last worker's error, or that there is no worker.
+pub async fn send(
+    proxy: &Arc<Proxy>,
+    asked: &Asked,
+    upstream: &Upstream,
+    client: &Client,
+) -> Result<(Response<Answer>, Placed), ProxyError> {
+    let attempts = attempts(proxy);
+    let budget = proxy.budget.load_full();
+    budget.deposit();
+    let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
+    let mut last = None;
+    loop {
+        let mut placed = match (proxy.place(asked, client, &tried), last.take()) {
+            (Ok(placed), _) => placed,
+            // What happened to the last worker tells more than that no other is left.
+            (Err(_), Some(error)) => return Err(error),
+            (Err(error), None) => return Err(error),
+        };
+        let error = match upstream.attempt(proxy, &mut placed).await {
+            Ok(response) => return Ok((response, placed)),
+            Err(error) => error,
+        };
+        client.unpin();
+        tried.push(placed.worker.id);
+        if !error.may_go_elsewhere() || tried.len() >= attempts {
+            return Err(error);
+        }
+        if !budget.withdraw() {
+            proxy.metrics.retries_denied.inc();
+            return Err(error);
+        }
+        error.log();
+        proxy.metrics.retries.inc(Retry::Connect);
+        last = Some(error);
+    }
+}
+
+/// A Service draws once per connection and has nothing to fall back on; mode `random` with that draw does the same.
+fn attempts(proxy: &Proxy) -> usize {
+    let config = proxy.config.load();
+    match (config.mode, config.random.draw) {
+        (Mode::Random, Draw::Connection) => 1,
+        _ => config.retries.attempts,
+    }
+}

@@ -1,0 +1,194 @@
+//! The heads of requests and responses on their way through: what belongs to one hop stays on it (RFC 9110, 7.6.1), the rest
+//! is not touched.
+
+use std::net::SocketAddr;
+
+use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Method, Uri, Version};
+
+use super::error::ProxyError;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A request's head as a worker gets it, but for the worker's own name.
+#[derive(Clone, Debug)]
+pub struct UpstreamHead {
+    pub method: Method,
+    pub target: Uri,
+    pub headers: HeaderMap,
+}
+
+impl UpstreamHead {
+    /// Turns the client's head into the worker's. `random` makes a request id where the client sent none.
+    ///
+    /// # Errors
+    /// If the target is not a path (`CONNECT`).
+    pub fn of(head: Parts, peer: SocketAddr, random: u128) -> Result<UpstreamHead, ProxyError> {
+        let Parts { method, uri, mut headers, version, .. } = head;
+        if method == Method::CONNECT {
+            return Err(ProxyError::Target);
+        }
+        let asked_host = match (uri.authority(), headers.remove(header::HOST)) {
+            // An absolute target names the host; it is never where the request is sent.
+            (Some(authority), _) => HeaderValue::try_from(authority.as_str()).ok(),
+            (None, host) => host,
+        };
+        remove_hop_by_hop(&mut headers);
+        headers.remove(header::EXPECT);
+        if version < Version::HTTP_2 {
+            headers.remove(header::TRANSFER_ENCODING);
+        }
+        forward_client(&mut headers, peer, asked_host);
+        if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID)
+            && let Ok(id) = HeaderValue::try_from(format!("{random:032x}"))
+        {
+            vacant.insert(id);
+        }
+        let target = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        Ok(UpstreamHead { method, target: Uri::from(target), headers })
+    }
+
+    pub fn request_id(&self) -> Option<&HeaderValue> {
+        self.headers.get(REQUEST_ID)
+    }
+}
+
+/// Says for whom the request is sent. What an outer proxy has said stays.
+fn forward_client(headers: &mut HeaderMap, peer: SocketAddr, asked_host: Option<HeaderValue>) {
+    let mut chain = Vec::new();
+    for before in headers.get_all(FORWARDED_FOR) {
+        chain.extend_from_slice(before.as_bytes());
+        chain.extend_from_slice(b", ");
+    }
+    chain.extend_from_slice(peer.ip().to_canonical().to_string().as_bytes());
+    if let Ok(chain) = HeaderValue::try_from(chain) {
+        headers.insert(FORWARDED_FOR, chain);
+    }
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    if let Some(host) = asked_host {
+        headers.entry(FORWARDED_HOST).or_insert(host);
+    }
+}
+
+/// Makes a worker's response head ready for the client.
+pub fn clean_response(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    // The body goes out in this side's own framing.
+    headers.remove(header::TRANSFER_ENCODING);
+}
+
+/// Removes what is for one connection only, with all that `Connection` names.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<HeaderName> = headers
+            .get_all(header::CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+            .collect();
+        for name in named {
+            // These frame or address the message itself; a client cannot have them taken away.
+            if name != header::CONTENT_LENGTH && name != header::HOST {
+                headers.remove(name);
+            }
+        }
+        headers.remove(header::CONNECTION);
+    }
+    for name in [KEEP_ALIVE, PROXY_CONNECTION, header::TE, header::UPGRADE] {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(method: &str, uri: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut request = http::Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn upstream(uri: &str, headers: &[(&str, &str)]) -> UpstreamHead {
+        UpstreamHead::of(parts("POST", uri, headers), "10.1.2.3:4567".parse().unwrap(), 7).unwrap()
+    }
+
+    #[test]
+    fn what_is_for_one_hop_stays_on_it() {
+        let head = upstream(
+            "/v1/completions",
+            &[
+                ("host", "front.example"),
+                ("connection", "close, X-Drop-Me"),
+                ("connection", "content-length"),
+                ("x-drop-me", "1"),
+                ("keep-alive", "timeout=1"),
+                ("te", "trailers"),
+                ("proxy-connection", "keep-alive"),
+                ("upgrade", "h2c"),
+                ("transfer-encoding", "chunked"),
+                ("expect", "100-continue"),
+                ("content-length", "5"),
+                ("authorization", "Bearer k"),
+            ],
+        );
+        let mut names: Vec<_> = head.headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "authorization",
+                "content-length",
+                "x-forwarded-for",
+                "x-forwarded-host",
+                "x-forwarded-proto",
+                "x-request-id"
+            ]
+        );
+        assert_eq!(head.headers["x-forwarded-for"], "10.1.2.3");
+        assert_eq!(head.headers["x-forwarded-host"], "front.example");
+        assert_eq!(head.headers["x-request-id"], "00000000000000000000000000000007");
+    }
+
+    #[test]
+    fn what_an_outer_proxy_said_stays() {
+        let head = upstream(
+            "/",
+            &[
+                ("x-forwarded-for", "192.0.2.1"),
+                ("x-forwarded-for", "192.0.2.2"),
+                ("x-forwarded-proto", "https"),
+                ("x-forwarded-host", "api.example"),
+                ("x-request-id", "mine"),
+                ("host", "inner"),
+            ],
+        );
+        assert_eq!(head.headers["x-forwarded-for"], "192.0.2.1, 192.0.2.2, 10.1.2.3");
+        assert_eq!(head.headers["x-forwarded-proto"], "https");
+        assert_eq!(head.headers["x-forwarded-host"], "api.example");
+        assert_eq!(head.request_id().unwrap(), "mine");
+    }
+
+    #[test]
+    fn the_target_is_path_and_query_byte_for_byte() {
+        for target in ["/v1/models", "/a%2Fb/../c//d;e?x=%20&y=a+b&&", "/?", "/%zz?q=/?"] {
+            assert_eq!(upstream(target, &[]).target.to_string(), target);
+        }
+        let absolute = upstream("http://169.254.169.254:80/v1/models?x", &[("host", "front")]);
+        assert_eq!(absolute.target.to_string(), "/v1/models?x");
+        assert_eq!(absolute.headers["x-forwarded-host"], "169.254.169.254:80");
+        assert!(
+            UpstreamHead::of(parts("CONNECT", "a:443", &[]), "10.1.2.3:4567".parse().unwrap(), 7).is_err()
+        );
+    }
+}

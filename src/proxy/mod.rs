@@ -1,0 +1,141 @@
+//! What speaks HTTP to clients and workers. The way of one request, top to bottom:
+//!
+//! 1. [`server`] takes the connection and lets hyper read the head within its limits;
+//! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
+//! 3. [`forward`] is the middle: it asks, in this order,
+//!    - [`route`] what kind of request it is,
+//!    - [`body`] for the whole body under its cap,
+//!    - [`place`] to read the prompt and to pick and book a worker,
+//!    - [`failover`] to try workers until one has answered, each try made by [`upstream`],
+//! 4. and [`relay`] streams the answer through as it comes, telling the planner what it sees ([`usage`], [`sse`]).
+//!
+//! Whatever goes wrong is one [`error::ProxyError`].
+
+pub mod account;
+pub mod body;
+pub mod error;
+pub mod failover;
+pub mod forward;
+pub mod headers;
+pub mod place;
+pub mod relay;
+pub mod route;
+pub mod server;
+pub mod sse;
+pub mod stack;
+pub mod upstream;
+pub mod usage;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tower::retry::budget::TpsBudget;
+
+use crate::config::{Config, Mode, Retries};
+use crate::core::blocks::HashKey;
+use crate::core::planner::Planner;
+use crate::fleet::Fleet;
+use crate::fleet::feedback::Feedback;
+use crate::fleet::worker::Worker;
+use crate::lifecycle::{Clock, Drain};
+use crate::metrics::Metrics;
+
+/// What a request needs on its way: made once, shared by all.
+pub struct Proxy {
+    /// The config in force; swapped whole by reloads and mode switches.
+    pub config: ArcSwap<Config>,
+    pub fleet: Arc<Fleet>,
+    pub planner: Arc<Planner>,
+    pub feedback: Feedback,
+    pub metrics: Arc<Metrics>,
+    pub hash_key: HashKey,
+    /// Fixed for the life of the process: blocks of different lengths never match.
+    pub block_bytes: usize,
+    pub clock: Clock,
+    pub drain: Drain,
+    budget: ArcSwap<TpsBudget>,
+}
+
+/// Retries are allowed against what was served in this time.
+const BUDGET_WINDOW: Duration = Duration::from_secs(10);
+
+fn budget(retries: &Retries) -> TpsBudget {
+    TpsBudget::new(BUDGET_WINDOW, retries.reserve as u32, retries.ratio as f32)
+}
+
+impl Proxy {
+    pub fn new(
+        config: Config,
+        hash_key: HashKey,
+        fleet: Arc<Fleet>,
+        planner: Arc<Planner>,
+        metrics: Arc<Metrics>,
+        clock: Clock,
+        drain: Drain,
+    ) -> Arc<Proxy> {
+        metrics.set_mode(config.mode);
+        Arc::new(Proxy {
+            feedback: Feedback::new(config.cache.bytes_per_token),
+            block_bytes: config.cache.block_bytes,
+            budget: ArcSwap::from_pointee(budget(&config.retries)),
+            config: ArcSwap::from_pointee(config),
+            fleet,
+            planner,
+            metrics,
+            hash_key,
+            clock,
+            drain,
+        })
+    }
+
+    /// Puts `config` in force, as far as that goes without a restart.
+    pub fn reconfigure(&self, config: Config) {
+        let old = self.config.load_full();
+        if old.retries != config.retries {
+            self.budget.store(Arc::new(budget(&config.retries)));
+        }
+        if old.health != config.health {
+            self.fleet.set_health_settings(config.health.clone());
+        }
+        if old.workers.fixed != config.workers.fixed {
+            self.fleet.set_workers(&config.workers.fixed);
+        }
+        self.metrics.set_mode(config.mode);
+        self.config.store(Arc::new(config));
+    }
+
+    /// Switches the mode until the next switch or edit of the config file.
+    pub fn set_mode(&self, mode: Mode) {
+        self.config.rcu(|config| Config { mode, ..Config::clone(config) });
+        self.metrics.set_mode(mode);
+    }
+}
+
+/// One client connection, as far as its requests care.
+#[derive(Debug)]
+pub struct Client {
+    pub peer: SocketAddr,
+    /// The worker drawn for this connection in mode `random`. Weak: an idle connection does not hold a worker that left.
+    pinned: Mutex<Weak<Worker>>,
+}
+
+impl Client {
+    pub fn new(peer: SocketAddr) -> Client {
+        Client { peer, pinned: Mutex::new(Weak::new()) }
+    }
+
+    fn pinned(&self) -> Option<Arc<Worker>> {
+        self.pinned.lock().upgrade()
+    }
+
+    fn pin(&self, worker: &Arc<Worker>) {
+        *self.pinned.lock() = Arc::downgrade(worker);
+    }
+
+    fn unpin(&self) {
+        *self.pinned.lock() = Weak::new();
+    }
+}

@@ -1,0 +1,165 @@
+//! Chooses the worker for one request: reads the prompt, asks the planner under the mode in force, and books.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::error::ProxyError;
+use super::{Client, Proxy};
+use crate::config::{Draw, Mode};
+use crate::core::blocks::Chain;
+use crate::core::booking::Booking;
+use crate::core::ids::WorkerId;
+use crate::core::planner::{Ask, Policy};
+use crate::core::prompt::{self, Endpoint, Opaque};
+use crate::fleet::Snapshot;
+use crate::fleet::health::Event;
+use crate::fleet::worker::Worker;
+use crate::metrics::{Fallback, Predicted};
+
+/// What was read of a request's body.
+pub struct Asked {
+    pub ask: Ask,
+    /// Empty if unknown.
+    pub model: String,
+    /// Canonical bytes of the prompt; zero if it could not be read.
+    pub prompt_bytes: u64,
+}
+
+/// A request's place on a worker. Dropped, it gives the place back.
+pub struct Placed {
+    pub worker: Arc<Worker>,
+    /// `None` once it has been told the end.
+    pub booking: Option<Booking>,
+    pub predicted_cached_tokens: f64,
+    /// Whether the worker has shown that it lives.
+    proven: bool,
+    proxy: Arc<Proxy>,
+}
+
+impl Placed {
+    pub fn predicted(&self) -> Predicted {
+        if self.predicted_cached_tokens > 0.0 { Predicted::Hit } else { Predicted::Miss }
+    }
+
+    /// Tells the fleet what this request has shown of its worker.
+    pub fn report(&mut self, event: Event) {
+        self.proven = true;
+        self.proxy.fleet.report(&self.worker, event);
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.worker.metrics.in_flight.dec();
+        if !self.proven {
+            self.proxy.fleet.report(&self.worker, Event::Unproven);
+        }
+    }
+}
+
+impl Proxy {
+    /// Reads what placement needs of `body`. What cannot be read is routed by load; reading never fails a request.
+    pub fn read_ask(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
+        let read = endpoint.map(|endpoint| prompt::read(endpoint, body, &self.hash_key, self.block_bytes));
+        match read {
+            Some(Ok(prompt)) => {
+                let estimate = self.feedback.estimate(&prompt.model);
+                let expected = estimate.output_tokens;
+                Asked {
+                    ask: Ask {
+                        block_tokens: self.block_bytes as f64 / estimate.bytes_per_token,
+                        prompt_tokens: prompt.chain.bytes as f64 / estimate.bytes_per_token,
+                        output_tokens: prompt.max_tokens.map_or(expected, |most| expected.min(most as f64)),
+                        streams: prompt.stream,
+                        chain: prompt.chain.clone(),
+                    },
+                    prompt_bytes: prompt.chain.bytes,
+                    model: prompt.model,
+                }
+            }
+            unread => {
+                if let Some(Err(opaque)) = unread {
+                    self.metrics.fallbacks.inc(match opaque {
+                        Opaque::Json => Fallback::OpaqueJson,
+                        Opaque::Depth => Fallback::OpaqueDepth,
+                        Opaque::Shape => Fallback::OpaqueShape,
+                    });
+                }
+                let estimate = self.feedback.estimate("");
+                Asked {
+                    ask: Ask {
+                        chain: Chain::empty(),
+                        block_tokens: self.block_bytes as f64 / estimate.bytes_per_token,
+                        prompt_tokens: if endpoint.is_some() {
+                            body.len() as f64 / estimate.bytes_per_token
+                        } else {
+                            0.0
+                        },
+                        output_tokens: estimate.output_tokens,
+                        streams: false,
+                    },
+                    prompt_bytes: 0,
+                    model: String::new(),
+                }
+            }
+        }
+    }
+
+    /// Picks a worker that is not among `tried`, and books the request there.
+    ///
+    /// # Errors
+    /// [`ProxyError::NoWorker`] if there is none.
+    pub fn place(
+        self: &Arc<Self>,
+        asked: &Asked,
+        client: &Client,
+        tried: &[WorkerId],
+    ) -> Result<Placed, ProxyError> {
+        let fleet = self.fleet.snapshot();
+        let (mode, draw) = {
+            let config = self.config.load();
+            (config.mode, config.random.draw)
+        };
+        let pins = mode == Mode::Random && draw == Draw::Connection;
+        let mut eligible: SmallVec<[WorkerId; 64]> = match client.pinned().filter(|_| pins) {
+            Some(pinned) if is_usable(&fleet, &pinned) && !tried.contains(&pinned.id) => {
+                SmallVec::from_slice(&[pinned.id])
+            }
+            Some(_) => {
+                self.metrics.fallbacks.inc(Fallback::PinnedWorkerOut);
+                SmallVec::from_slice(&fleet.eligible)
+            }
+            None => SmallVec::from_slice(&fleet.eligible),
+        };
+        eligible.retain(|worker| !tried.contains(worker));
+        let policy = match mode {
+            Mode::Kv => Policy::Kv,
+            Mode::Random => Policy::Random,
+        };
+        let planned = self.planner.plan(&asked.ask, &eligible, policy, self.clock.now(), rand::random());
+        let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
+        let worker = fleet.worker(decision.worker).ok_or(ProxyError::NoWorker)?.clone();
+        if pins {
+            client.pin(&worker);
+        }
+        self.metrics.reasons.inc(decision.reason);
+        worker.metrics.requests.inc();
+        worker.metrics.in_flight.inc();
+        if !worker.is_calm() {
+            self.fleet.report(&worker, Event::Picked);
+        }
+        Ok(Placed {
+            proven: worker.is_calm(),
+            worker,
+            booking: Some(booking),
+            predicted_cached_tokens: decision.predicted_cached_tokens,
+            proxy: self.clone(),
+        })
+    }
+}
+
+/// Still the fleet's worker, and fit for a request. A slot may have passed to another worker since.
+fn is_usable(fleet: &Snapshot, worker: &Arc<Worker>) -> bool {
+    fleet.worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker)) && worker.is_eligible()
+}

@@ -1,0 +1,56 @@
+//! What every request passes through, outermost first, each layer with its reason. Limits that end at the response head
+//! (tower's own) are not among them: a stream has only begun there.
+
+use std::any::Any;
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tower::{Service, ServiceBuilder, service_fn};
+
+use super::account::{AccountLayer, Accounted};
+use super::error::ProxyError;
+use super::forward::{Inbound, forward};
+use super::relay::ResponseBody;
+use super::{Client, Proxy};
+
+/// Builds the stack; cloned for each connection. What leaves it goes through [`rendered`].
+pub fn stack(
+    proxy: Arc<Proxy>,
+) -> impl Service<
+    (Request<Incoming>, Arc<Client>),
+    Response = Response<Accounted>,
+    Error = ProxyError,
+    Future = impl Future<Output = Result<Response<Accounted>, ProxyError>> + Send,
+> + Clone {
+    ServiceBuilder::new()
+        // Outermost, so that all is counted, and before errors are rendered, so that each is counted by its kind.
+        .layer(AccountLayer { proxy: proxy.clone() })
+        // Next to the work: a bug in one request is that request's error, and takes no other request of its connection along.
+        .map_future(catch)
+        .service(service_fn(move |inbound: Inbound| Box::pin(forward(proxy.clone(), inbound))))
+}
+
+type Answered = Result<Response<ResponseBody>, ProxyError>;
+
+fn catch<F: Future<Output = Answered>>(answer: F) -> impl Future<Output = Answered> {
+    AssertUnwindSafe(answer).catch_unwind().map(|caught| caught.unwrap_or_else(panicked))
+}
+
+fn panicked(panic: Box<dyn Any + Send>) -> Answered {
+    // The message may quote the request, so it is not logged; the hook has printed where it was.
+    drop(panic);
+    Err(ProxyError::Internal)
+}
+
+/// Turns whatever went wrong into a response, at this one place: an error handed to hyper would close the connection
+/// without a word.
+pub fn rendered(answer: Result<Response<Accounted>, ProxyError>) -> Result<Response<Accounted>, Infallible> {
+    Ok(answer.unwrap_or_else(|error| {
+        error.log();
+        error.render().map(Accounted::whole)
+    }))
+}

@@ -1,0 +1,243 @@
+//! The config file: what is refused and how, what the defaults are, and edits while running.
+
+use std::path::Path;
+
+use warmroute::app;
+use warmroute::config::watch::Source;
+use warmroute::config::{Config, Mode, Origin};
+use warmroute::testing::{FakeEngine, TestRouter, until};
+
+const WORKERS: &str = "workers: {static: [{url: http://w:8000}]}\n";
+
+fn refusal(text: &str) -> String {
+    Config::parse(text, Path::new("c.yaml")).expect_err(text).to_string()
+}
+
+#[test]
+fn every_refusal_names_the_file_the_line_and_the_key() {
+    for (text, place, words) in [
+        ("listn: 0.0.0.0:1\n", "c.yaml:2: ", "unknown field `listn`"),
+        (
+            "timeouts:\n  conect: 1s\n",
+            "c.yaml:3: timeouts: ",
+            "unknown field `conect`, expected one of `connect`",
+        ),
+        ("timeouts:\n  connect: 0s\n", "c.yaml:3: timeouts.connect: ", "longer than zero"),
+        (
+            "timeouts:\n  client_head: 0s\n",
+            "c.yaml:3: timeouts.client_head: ",
+            "`off` switches this timer off",
+        ),
+        ("timeouts:\n  connect: -1s\n", "c.yaml:3: timeouts.connect: ", "`-1s` is not a duration"),
+        ("timeouts:\n  connect: 5\n", "c.yaml:3: timeouts.connect: ", "write a number and a unit"),
+        ("timeouts:\n  connect: [1s]\n", "c.yaml:3: timeouts.connect: ", "expected a single value"),
+        ("timeouts:\n  connect: 1s\n  connect: 2s\n", "c.yaml:3: timeouts: ", "duplicate"),
+        ("timeouts: 5s\n", "c.yaml:2: timeouts: ", "invalid type"),
+        ("mode: sticky\n", "c.yaml:2: mode: ", "unknown variant `sticky`, expected `kv` or `random`"),
+        ("random:\n  draw: pod\n", "c.yaml:3: random.draw: ", "expected `connection` or `request`"),
+        ("listen: 0.0.0.0:99999\n", "c.yaml:2: listen: ", "port up to 65535"),
+        ("listen: 8080\n", "c.yaml:2: listen: ", "`8080` is not an address to listen on"),
+        ("limits:\n  body: 0\n", "c.yaml:3: limits.body: ", "more than zero"),
+        ("limits:\n  body: much\n", "c.yaml:3: limits.body: ", "not a size"),
+        ("limits:\n  connections: -4\n", "c.yaml:3: limits.connections: ", "not a whole number"),
+        ("cache:\n  bytes_per_token: 0\n", "c.yaml:3: cache.bytes_per_token: ", "above zero"),
+        ("price:\n  queue_weight: -1\n", "c.yaml:3: price.queue_weight: ", "zero or more"),
+        ("price:\n  queue_weight: .nan\n", "c.yaml:3: price.queue_weight: ", "zero or more"),
+        ("health:\n  path: health\n", "c.yaml:3: health.path: ", "begins with a slash"),
+        ("log:\n  level: loud=very\n", "c.yaml:3: log.level: ", "not a log level"),
+        ("listen: \"0.0.0.0:1\n", "c.yaml:", "unexpected end of stream"),
+    ] {
+        let said = refusal(&format!("{WORKERS}{text}"));
+        assert!(said.starts_with(place), "{text}: {said}");
+        assert!(said.contains(words), "{text}: {said}");
+        assert!(!said.contains(" at line "), "{said}");
+    }
+}
+
+#[test]
+fn workers_are_checked_one_by_one() {
+    let said = |list: &str| refusal(&format!("workers:\n  static:\n{list}"));
+    for (list, place, words) in [
+        ("  - url: w:8000\n", "c.yaml:3: workers.static[0].url: ", "with its scheme"),
+        ("  - url: http://w:8000/v1\n", "c.yaml:3: workers.static[0].url: ", "without a path"),
+        ("  - url: http://w:0\n", "c.yaml:3: workers.static[0].url: ", "from 1 to 65535"),
+        ("  - url: http://a\n  - url: http://w:99999\n", "c.yaml:4: workers.static[1].url: ", "65535"),
+        (
+            "  - url: http://w:8000\n  - url: HTTP://W:8000/\n",
+            "c.yaml:3: workers.static: ",
+            "http://w:8000 is in the list twice",
+        ),
+        (
+            "  - url: http://w:8000\n    capacity_tokens: 0\n",
+            "c.yaml:4: workers.static[0].capacity_tokens: ",
+            "more than zero",
+        ),
+        ("  - capacity_tokens: 5\n", "c.yaml:3: workers.static[0]: ", "missing field `url`"),
+        (
+            "  - url: http://w:8000\n    weight: 1\n",
+            "c.yaml:4: workers.static[0]: ",
+            "unknown field `weight`",
+        ),
+        ("  # none\n    []\n", "c.yaml:4: workers.static: ", "at least one worker"),
+    ] {
+        let said = said(list);
+        assert!(said.starts_with(place), "{list}: {said}");
+        assert!(said.contains(words), "{list}: {said}");
+    }
+    for text in ["mode: kv\n", "workers: {}\n"] {
+        assert_eq!(refusal(text), "c.yaml: workers.static: no workers are named; a proxy needs at least one");
+    }
+    for text in ["", "# nothing\n\n  # here\n"] {
+        assert!(refusal(text).starts_with("c.yaml: the file is empty"), "{}", refusal(text));
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let missing = Config::load(Path::new("/nonexistent/c.yaml")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/c.yaml: cannot be read"), "{missing}");
+    let key = refusal(&format!("{WORKERS}cache: {{hash_key_file: /nonexistent/key}}\n"));
+    assert!(key.contains("cache.hash_key_file: /nonexistent/key cannot be read"), "{key}");
+    let key = refusal("workers: {static: [{url: http://w:8000}], api_key_file: /dev/null}\n");
+    assert!(key.contains("workers.api_key_file: /dev/null is empty"), "{key}");
+}
+
+#[test]
+fn secrets_are_in_no_dump() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("key");
+    std::fs::write(&file, "sk-very-secret\n").unwrap();
+    let text = format!(
+        "workers: {{static: [{{url: http://w:8000}}], api_key_file: {0}}}\ncache: {{hash_key_file: {0}}}\n",
+        file.display()
+    );
+    let config = Config::parse(&text, Path::new("c.yaml")).unwrap();
+    assert_eq!(config.workers.api_key.as_ref().unwrap().0, "sk-very-secret");
+    assert!(config.hash_key.is_some());
+    assert!(!config.to_yaml().contains("very-secret") && !format!("{config:?}").contains("very-secret"));
+}
+
+/// The keys of a YAML document, as paths.
+fn keys(value: &serde_yaml::Value, at: &str, into: &mut Vec<String>) {
+    if let Some(map) = value.as_mapping() {
+        for (key, value) in map {
+            let path = format!("{at}/{}", key.as_str().unwrap());
+            into.push(path.clone());
+            keys(value, &path, into);
+        }
+    }
+}
+
+#[test]
+fn the_sample_file_shows_every_key_with_its_default() {
+    let text = include_str!("../config/warmroute.yaml");
+    let sample = Config::parse(text, Path::new("warmroute.yaml")).unwrap();
+    let default = Config { workers: sample.workers.clone(), ..Config::default() };
+    assert_eq!(sample.to_yaml(), default.to_yaml());
+
+    let [mut shown, mut all] = [Vec::new(), Vec::new()];
+    keys(&serde_yaml::from_str(text).unwrap(), "", &mut shown);
+    keys(&serde_yaml::from_str(&default.to_yaml()).unwrap(), "", &mut all);
+    for key in &all {
+        assert!(shown.contains(key), "{key} is not in config/warmroute.yaml");
+    }
+}
+
+#[test]
+fn what_is_printed_can_be_read_again() {
+    let text = format!(
+        "{WORKERS}timeouts: {{client_head: off, connect: 1500ms}}\nlimits: {{body: 1000}}\nmode: random\n"
+    );
+    let config = Config::parse(&text, Path::new("c.yaml")).unwrap();
+    assert_eq!(config.timeouts.client_head, None);
+    let again = Config::parse(&config.to_yaml(), Path::new("again.yaml")).unwrap();
+    assert_eq!(again.to_yaml(), config.to_yaml());
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_refused_by_its_key() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let engine = FakeEngine::start().await;
+    let free = TestRouter::config(Mode::Kv, &[&engine]);
+    let clients = Config { listen: address, ..free.clone() };
+    let operator = Config { admin: address, ..free };
+    for (config, key) in [(clients, "listen"), (operator, "admin")] {
+        let error = app::build(config).err().expect("the port is taken").to_string();
+        assert!(error.starts_with(&format!("{key}: cannot listen on {address}: ")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn edits_are_taken_up_and_bad_ones_keep_the_old_config() {
+    let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("warmroute.yaml");
+    let text = |mode: &str, engines: &[&FakeEngine]| {
+        let urls: Vec<_> = engines.iter().map(|engine| format!("{{url: '{}'}}", engine.url())).collect();
+        format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nmode: {mode}\nworkers: {{static: [{}]}}\n",
+            urls.join(", ")
+        )
+    };
+    std::fs::write(&file, text("kv", &[&one])).unwrap();
+    let router = {
+        let (config, source) = Source::load(file.clone()).unwrap();
+        TestRouter::start_unready(config, Some(source)).await
+    };
+    let mode = || router.proxy.config.load().mode;
+    let reloads = async |result: &str| {
+        router.metric(&format!(r#"warmroute_config_reloads_total{{result="{result}"}}"#)).await
+    };
+
+    std::fs::write(&file, text("random", &[&one])).unwrap();
+    until("an edit in place to be taken up", async || mode() == Mode::Random).await;
+
+    std::fs::write(&file, "mode: kv\nworkers: {sta").unwrap();
+    until("a broken file to be noticed", async || reloads("refused").await == 1.0).await;
+    assert_eq!(mode(), Mode::Random);
+
+    let renamed = folder.path().join("new.yaml");
+    std::fs::write(&renamed, text("kv", &[&one, &two])).unwrap();
+    std::fs::rename(&renamed, &file).unwrap();
+    until("a rename to be taken up", async || mode() == Mode::Kv).await;
+    until("the new worker to be usable", async || router.proxy.fleet.snapshot().eligible.len() == 2).await;
+
+    std::fs::write(&file, text("kv", &[&two])).unwrap();
+    until("the old worker to be gone", async || router.proxy.fleet.snapshot().workers.len() == 1).await;
+    assert_eq!(router.client().await.get("/v1/models").await.status(), 200);
+    assert_eq!((one.seen().len(), two.seen().len()), (0, 1));
+    let page = router.admin("/metrics").await;
+    assert!(!page.contains(&one.address().to_string()), "its series have gone with it");
+}
+
+#[tokio::test]
+async fn a_config_maps_swap_of_links_is_taken_up() {
+    let engine = FakeEngine::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for (version, mode) in [("v1", "kv"), ("v2", "random")] {
+        std::fs::create_dir(path(version)).unwrap();
+        let text = format!(
+            "mode: {mode}\nworkers: {{static: [{{url: '{}'}}]}}\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n",
+            engine.url()
+        );
+        std::fs::write(path(version).join("warmroute.yaml"), text).unwrap();
+    }
+    let link = |to: &Path, at: &Path| std::os::unix::fs::symlink(to, at);
+    link(&path("v1"), &path("..data")).unwrap();
+    link(Path::new("..data/warmroute.yaml"), &path("warmroute.yaml")).unwrap();
+    let file = path("warmroute.yaml");
+    let router = {
+        let (config, source) = Source::load(file).unwrap();
+        TestRouter::start_unready(config, Some(source)).await
+    };
+    link(&path("v2"), &path("..data_tmp")).unwrap();
+    std::fs::rename(path("..data_tmp"), path("..data")).unwrap();
+    until("the swap to be taken up", async || router.proxy.config.load().mode == Mode::Random).await;
+}
+
+#[test]
+fn an_origin_is_what_workers_are_told_apart_by() {
+    assert_eq!(Origin::parse("http://W:80").unwrap(), Origin::parse("http://w").unwrap());
+}
