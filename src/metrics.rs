@@ -98,6 +98,8 @@ label! {
         OpaqueDepth = "opaque_depth",
         /// No prompt of a known shape.
         OpaqueShape = "opaque_shape",
+        /// The prompt goes on from something that only a worker has.
+        OpaqueStored = "opaque_stored",
         /// The worker drawn for the client connection is out, so another was drawn.
         PinnedWorkerOut = "pinned_worker_out",
     }

@@ -121,7 +121,7 @@ fn secrets_are_in_no_dump() {
 fn keys(value: &serde_yaml::Value, at: &str, into: &mut Vec<String>) {
     if let Some(map) = value.as_mapping() {
         for (key, value) in map {
-            let path = format!("{at}/{}", key.as_str().unwrap());
+            let path = format!("{at}/{}", key.as_str().expect("keys are words"));
             into.push(path.clone());
             keys(value, &path, into);
         }

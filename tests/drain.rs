@@ -18,7 +18,7 @@ async fn router(engine: &FakeEngine, announce: Duration, deadline: Duration) -> 
 async fn begin_stream(router: &TestRouter) -> Wire {
     let mut client = router.client().await;
     client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}").await;
-    client.head().await.unwrap();
+    client.head().await.expect("a response");
     client
 }
 

@@ -11,8 +11,9 @@ use crate::core::blocks::Chain;
 use crate::core::booking::Booking;
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Ask, Policy};
-use crate::core::prompt::{self, Endpoint, Opaque};
+use crate::core::prompt::{self, Endpoint, Opaque, Reading};
 use crate::fleet::Snapshot;
+use crate::fleet::feedback::Estimate;
 use crate::fleet::health::Event;
 use crate::fleet::worker::Worker;
 use crate::metrics::{Fallback, Predicted};
@@ -22,7 +23,7 @@ pub struct Asked {
     pub ask: Ask,
     /// Empty if unknown.
     pub model: String,
-    /// Canonical bytes of the prompt; zero if it could not be read.
+    /// Canonical bytes of the prompt; zero if they tell nothing of its tokens.
     pub prompt_bytes: u64,
 }
 
@@ -61,49 +62,44 @@ impl Drop for Placed {
 impl Proxy {
     /// Reads what placement needs of `body`. What cannot be read is routed by load; reading never fails a request.
     pub fn read_ask(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
-        let read = endpoint.map(|endpoint| prompt::read(endpoint, body, &self.hash_key, self.block_bytes));
-        match read {
-            Some(Ok(prompt)) => {
-                let estimate = self.feedback.estimate(&prompt.model);
-                let expected = estimate.output_tokens;
-                Asked {
-                    ask: Ask {
-                        block_tokens: self.block_bytes as f64 / estimate.bytes_per_token,
-                        prompt_tokens: prompt.chain.bytes as f64 / estimate.bytes_per_token,
-                        output_tokens: prompt.max_tokens.map_or(expected, |most| expected.min(most as f64)),
-                        streams: prompt.stream,
-                        chain: prompt.chain.clone(),
-                    },
-                    prompt_bytes: prompt.chain.bytes,
-                    model: prompt.model,
-                }
+        let Some(endpoint) = endpoint else {
+            // No prompt that this proxy knows of: nothing is known of its work but that it is a request.
+            return self.ask_for(String::new(), Chain::empty(), 0, None, false);
+        };
+        let reading = prompt::read(endpoint, body, &self.hash_key, self.block_bytes);
+        let Reading { model, max_tokens, stream, media, chain, .. } = reading;
+        match chain {
+            Ok(chain) => {
+                let bytes = chain.bytes;
+                let mut asked = self.ask_for(model, chain, bytes, max_tokens, stream);
+                // What stands for a picture in the chain says nothing of the tokens that it becomes.
+                asked.prompt_bytes = if media { 0 } else { bytes };
+                asked
             }
-            unread => {
-                if let Some(Err(opaque)) = unread {
-                    self.metrics.fallbacks.inc(match opaque {
-                        Opaque::Json => Fallback::OpaqueJson,
-                        Opaque::Depth => Fallback::OpaqueDepth,
-                        Opaque::Shape => Fallback::OpaqueShape,
-                    });
-                }
-                let estimate = self.feedback.estimate("");
-                Asked {
-                    ask: Ask {
-                        chain: Chain::empty(),
-                        block_tokens: self.block_bytes as f64 / estimate.bytes_per_token,
-                        prompt_tokens: if endpoint.is_some() {
-                            body.len() as f64 / estimate.bytes_per_token
-                        } else {
-                            0.0
-                        },
-                        output_tokens: estimate.output_tokens,
-                        streams: false,
-                    },
-                    prompt_bytes: 0,
-                    model: String::new(),
-                }
+            Err(opaque) => {
+                self.metrics.fallbacks.inc(match opaque {
+                    Opaque::Json => Fallback::OpaqueJson,
+                    Opaque::Depth => Fallback::OpaqueDepth,
+                    Opaque::Shape => Fallback::OpaqueShape,
+                    Opaque::Stored => Fallback::OpaqueStored,
+                });
+                let mut asked = self.ask_for(model, Chain::empty(), body.len() as u64, max_tokens, stream);
+                asked.prompt_bytes = 0;
+                asked
             }
         }
+    }
+
+    fn ask_for(&self, model: String, chain: Chain, bytes: u64, most: Option<u64>, streams: bool) -> Asked {
+        let Estimate { bytes_per_token, output_tokens } = self.feedback.estimate(&model);
+        let ask = Ask {
+            chain,
+            block_tokens: self.block_bytes as f64 / bytes_per_token,
+            prompt_tokens: bytes as f64 / bytes_per_token,
+            output_tokens: most.map_or(output_tokens, |most| output_tokens.min(most as f64)),
+            streams,
+        };
+        Asked { ask, model, prompt_bytes: bytes }
     }
 
     /// Picks a worker that is not among `tried`, and books the request there.
