@@ -124,7 +124,7 @@ fn write_part<S: Sink>(part: Value, system: bool, canon: &mut Canon<S>) -> Resul
         _ if is("text") || is("input_text") || is("output_text") => text,
         _ if is("refusal") => part.members(["refusal"])[0],
         _ if is("thinking") => part.members(["thinking"])[0],
-        _ => return write_media_part(part, kind, uuid, canon).map(|()| true),
+        _ => return write_other_part(part, kind, uuid, canon),
     };
     // A text part without a text is left out, as vLLM does.
     let Some(text) = text else { return Ok(false) };
@@ -132,21 +132,22 @@ fn write_part<S: Sink>(part: Value, system: bool, canon: &mut Canon<S>) -> Resul
 }
 
 /// A part that is no text: media by digest, anything else by its JSON.
-fn write_media_part<S: Sink>(
+fn write_other_part<S: Sink>(
     part: Value,
     kind: Option<Text>,
     uuid: Option<Value>,
     canon: &mut Canon<S>,
-) -> Result<(), Opaque> {
+) -> Result<bool, Opaque> {
     if kind.is_some_and(|kind| kind.is("tool_reference")) {
-        canon.tagged(REFERENCE, part.members(["name"])[0]);
-        return Ok(());
+        let [name] = part.members(["name"]);
+        canon.tagged(REFERENCE, name);
+        return Ok(name.is_some());
     }
     if kind.is_some_and(|kind| kind.is("prompt_embeds")) {
         let [data] = part.members(["data"]);
         let data = data.ok_or(Opaque::Shape)?;
         canon.media(Medium::Embeddings, |hasher| write_json(data, hasher));
-        return Ok(());
+        return Ok(true);
     }
     let found = part.members(MEDIA.map(|(name, _)| name));
     let mut media =
@@ -166,7 +167,7 @@ fn write_media_part<S: Sink>(
         }
         (None, None) => canon.tagged(UNKNOWN, Some(part)),
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(super) fn unless_empty(value: Option<Value>) -> Option<Value> {

@@ -139,7 +139,7 @@ impl<'d> Value<'d> {
     pub fn is(self, word: &str) -> bool {
         match self.text() {
             Some(text) => text.is(word),
-            None => self.document.body[self.start..].starts_with(word.as_bytes()),
+            None => &self.document.body[self.start..self.document.scalar_end(self.start)] == word.as_bytes(),
         }
     }
 

@@ -23,6 +23,8 @@ mod responses;
 #[cfg(test)]
 mod tests;
 mod text;
+#[cfg(any(test, feature = "testing"))]
+pub mod twin;
 
 /// The endpoints whose bodies have a prompt that vLLM caches.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

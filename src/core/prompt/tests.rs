@@ -46,21 +46,8 @@ pub(super) fn opaque(endpoint: Endpoint, body: &str, why: Opaque) {
 /// Namespace and stream as bytes.
 pub(super) fn canonical(endpoint: Endpoint, body: &str) -> (String, String) {
     let (namespace, stream) =
-        canonical_bytes(endpoint, body.as_bytes()).unwrap_or_else(|why| panic!("{why:?}: {body}"));
+        twin::fast(endpoint, body.as_bytes(), &key()).unwrap_or_else(|why| panic!("{why:?}: {body}"));
     (String::from_utf8_lossy(&namespace).into_owned(), String::from_utf8_lossy(&stream).into_owned())
-}
-
-pub(super) fn canonical_bytes(endpoint: Endpoint, body: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Opaque> {
-    let (document, outcome) = Document::check(body);
-    outcome?;
-    let request = Request::new(endpoint, document.root());
-    let prompt = request.prompt()?;
-    let mut namespace = Vec::new();
-    request.write_namespace(prompt, &mut namespace);
-    let key = key();
-    let mut canon = Canon::new(Vec::new(), &key);
-    request.write_stream(prompt, &mut canon)?;
-    Ok((namespace, canon.sink))
 }
 
 const ENDPOINTS: [Endpoint; 4] =
