@@ -32,7 +32,7 @@ async fn two_requests_of_a_hundred_tokens() {
     }
     let page = get(address, "/metrics").await.body();
     assert!(page.contains(
-        "vllm:request_success_total{engine=\"0\",model_name=\"tiny\",finished_reason=\"length\"} 2.0"
+        "vllm:request_success_total{engine=\"0\",finished_reason=\"length\",model_name=\"tiny\"} 2.0"
     ));
 }
 

@@ -85,7 +85,7 @@ pub(super) struct Gauges {
 
 /// What is counted as it happens.
 pub(super) struct Metrics {
-    labels: String,
+    model: String,
     cache_config: String,
     started: f64,
     prompt_tokens: u64,
@@ -113,10 +113,9 @@ pub(super) struct Metrics {
 impl Metrics {
     pub fn new(config: &EngineConfig, started: f64) -> Metrics {
         let tokens = one_two_five(config.max_model_len());
-        let model = escaped(&config.model);
         let phase = || Histogram::new(PHASE);
         Metrics {
-            labels: format!(r#"engine="0",model_name="{model}""#),
+            model: escaped(&config.model),
             cache_config: cache_config(config),
             started,
             prompt_tokens: 0,
@@ -193,7 +192,7 @@ impl Metrics {
     /// The page, without what only the HTTP side knows.
     pub fn page(&self, gauges: &Gauges) -> String {
         let mut page =
-            Page { text: String::with_capacity(48 * 1024), labels: &self.labels, started: self.started };
+            Page { text: String::with_capacity(48 * 1024), model: &self.model, started: self.started };
         page.head(
             "process_start_time_seconds",
             "gauge",
@@ -225,7 +224,7 @@ impl Metrics {
         page.gauge(
             "vllm:num_requests_waiting_by_reason",
             "Number of waiting requests by reason. The reasons add up to vllm:num_requests_waiting.",
-            &[(r#",reason="capacity""#, waiting), (r#",reason="deferred""#, 0.0)],
+            &[(r#"reason="capacity""#, waiting), (r#"reason="deferred""#, 0.0)],
         );
         page.gauge(
             "vllm:kv_cache_usage_perc",
@@ -259,9 +258,9 @@ impl Metrics {
             "vllm:prompt_tokens_by_source",
             "Number of prompt tokens by source.",
             &[
-                (r#",source="local_compute""#, computed),
-                (r#",source="local_cache_hit""#, self.cached_tokens),
-                (r#",source="external_kv_transfer""#, 0),
+                (r#"source="local_compute""#, computed),
+                (r#"source="local_cache_hit""#, self.cached_tokens),
+                (r#"source="external_kv_transfer""#, 0),
             ],
         );
         let cached = "Number of cached prompt tokens (local + external).";
@@ -272,11 +271,11 @@ impl Metrics {
             "vllm:request_success",
             "Count of successfully processed requests.",
             &[
-                (r#",finished_reason="stop""#, self.stopped),
-                (r#",finished_reason="length""#, self.cut),
-                (r#",finished_reason="abort""#, 0),
-                (r#",finished_reason="error""#, 0),
-                (r#",finished_reason="repetition""#, 0),
+                (r#"finished_reason="stop""#, self.stopped),
+                (r#"finished_reason="length""#, self.cut),
+                (r#"finished_reason="abort""#, 0),
+                (r#"finished_reason="error""#, 0),
+                (r#"finished_reason="repetition""#, 0),
             ],
         );
     }
@@ -315,11 +314,11 @@ impl Metrics {
     }
 }
 
-/// The page being written. A value's own labels are given as they stand, with a comma in front; vLLM sorts labels by name,
-/// which no reader may depend on.
+/// The page being written.
 struct Page<'a> {
     text: String,
-    labels: &'a str,
+    /// The value of `model_name`.
+    model: &'a str,
     started: f64,
 }
 
@@ -328,32 +327,43 @@ impl Page<'_> {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// One value. `own` is its label beside the usual two, or nothing; labels are sorted by name, as Python's client does.
+    fn value(&mut self, name: &str, own: &str, value: f64) {
+        let model = self.model;
+        let _ = match own {
+            "" => write!(self.text, "{name}{{engine=\"0\",model_name=\"{model}\"}}"),
+            own if own < "model_name" => {
+                write!(self.text, "{name}{{engine=\"0\",{own},model_name=\"{model}\"}}")
+            }
+            own => write!(self.text, "{name}{{engine=\"0\",model_name=\"{model}\",{own}}}"),
+        };
+        let _ = writeln!(self.text, " {value:?}");
+    }
+
     fn gauge(&mut self, name: &str, help: &str, values: &[(&str, f64)]) {
         self.head(name, "gauge", help);
-        for (own, value) in values {
-            let _ = writeln!(self.text, "{name}{{{}{own}}} {value:?}", self.labels);
-        }
+        values.iter().for_each(|(own, value)| self.value(name, own, *value));
     }
 
     fn counter(&mut self, name: &str, help: &str, values: &[(&str, u64)]) {
-        self.head(&format!("{name}_total"), "counter", help);
-        for (own, value) in values {
-            let _ = writeln!(self.text, "{name}_total{{{}{own}}} {:?}", self.labels, *value as f64);
-        }
+        let total = format!("{name}_total");
+        self.head(&total, "counter", help);
+        values.iter().for_each(|(own, value)| self.value(&total, own, *value as f64));
         let created: Vec<(&str, f64)> = values.iter().map(|(own, _)| (*own, self.started)).collect();
         self.gauge(&format!("{name}_created"), help, &created);
     }
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.head(name, "histogram", help);
+        let bucket = format!("{name}_bucket");
         let mut count = 0;
         let bounds = histogram.bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
         for (bound, more) in bounds.zip(&histogram.counts) {
             count += more;
-            let _ = writeln!(self.text, "{name}_bucket{{le=\"{bound}\",{}}} {:?}", self.labels, count as f64);
+            self.value(&bucket, &format!("le=\"{bound}\""), count as f64);
         }
-        let _ = writeln!(self.text, "{name}_count{{{}}} {:?}", self.labels, count as f64);
-        let _ = writeln!(self.text, "{name}_sum{{{}}} {:?}", self.labels, histogram.sum);
+        self.value(&format!("{name}_count"), "", count as f64);
+        self.value(&format!("{name}_sum"), "", histogram.sum);
         self.gauge(&format!("{name}_created"), help, &[("", self.started)]);
     }
 }

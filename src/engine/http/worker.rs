@@ -17,7 +17,7 @@ use super::request::Generation;
 use super::tokenizer::Tokenizer;
 use super::words;
 use crate::core::ids::Time;
-use crate::engine::model::{BadSpec, Engine, Event, Spec, What, Work};
+use crate::engine::model::{BadSpec, Engine, Event, RequestId, Spec, What, Work};
 
 /// Room for event texts that is allocated at once.
 const ARENA: usize = 64 * 1024;
@@ -79,7 +79,7 @@ struct Job {
     ticket: u64,
     answer: Answer,
     /// The model's requests, one for each choice, until they finish.
-    requests: Vec<Option<crate::engine::model::RequestId>>,
+    requests: Vec<Option<RequestId>>,
 }
 
 /// Whose request it is that has a slot of the model.
@@ -91,7 +91,7 @@ struct Owner {
 }
 
 pub(super) struct Worker {
-    shared: Arc<WorkerSettings>,
+    settings: Settings,
     model: Engine,
     jobs: Vec<Option<Job>>,
     vacant: Vec<usize>,
@@ -107,7 +107,7 @@ pub(super) struct Worker {
 
 /// What the worker needs of its settings. Not [`Shared`]: the worker ends when the last sender of commands is gone, so it must
 /// not hold one.
-struct WorkerSettings {
+struct Settings {
     config: EngineConfig,
     word_ids: HashMap<&'static str, u32>,
     started: f64,
@@ -120,7 +120,7 @@ impl Worker {
         let word_ids = words::all().iter().map(|word| (*word, shared.tokenizer.id(word))).collect();
         Ok(Worker {
             metrics: Metrics::new(&config, shared.started),
-            shared: Arc::new(WorkerSettings { config, word_ids, started: shared.started }),
+            settings: Settings { config, word_ids, started: shared.started },
             model,
             jobs: Vec::new(),
             vacant: Vec::new(),
@@ -155,12 +155,12 @@ impl Worker {
     }
 
     fn instant(&self, at: Time) -> Instant {
-        let seconds = at.0 / self.shared.config.time_scale;
+        let seconds = at.0 / self.settings.config.time_scale;
         self.origin + Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX / 4)
     }
 
     fn let_time_pass(&mut self) {
-        let passed = self.origin.elapsed().as_secs_f64() * self.shared.config.time_scale;
+        let passed = self.origin.elapsed().as_secs_f64() * self.settings.config.time_scale;
         self.now = Time(passed.max(self.now.0));
         let mut events = std::mem::take(&mut self.events);
         self.model.advance(self.now, &mut events);
@@ -208,10 +208,10 @@ impl Worker {
 
     fn generate(&mut self, order: Order) {
         let Order { ticket, id, generation, out } = order;
-        let config = &self.shared.config;
+        let config = &self.settings.config;
         let label = Label {
             id: &id,
-            created: (self.shared.started + self.origin.elapsed().as_secs_f64()) as u64,
+            created: (self.settings.started + self.origin.elapsed().as_secs_f64()) as u64,
             details: config.enable_prompt_tokens_details,
             block_size: config.engine.block_size,
         };
@@ -225,7 +225,7 @@ impl Worker {
             let prompt = &generation.prompts[wanted.prompt];
             let mut chain = prompt.chain.clone();
             for number in 0..wanted.tokens {
-                chain.push(self.shared.word_ids[words::word(wanted.seed, number)]);
+                chain.push(self.settings.word_ids[words::word(wanted.seed, number)]);
             }
             let work = Work {
                 blocks: chain.blocks.into(),
