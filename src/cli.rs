@@ -10,7 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::app::{self, Ended};
 use crate::config::watch::Source;
 use crate::config::{Config, Log, LogFormat};
-use crate::lifecycle::Stop;
+use crate::engine::http::{EngineArgs, Fleet};
+use crate::lifecycle::{Stop, Urgency};
 
 /// Routes each LLM request to the vLLM worker whose KV cache is already warm.
 #[derive(Debug, Parser)]
@@ -34,6 +35,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Run simulated vLLM workers and print their addresses, one a line.
+    Engine(EngineArgs),
 }
 
 /// The exit code of a proxy that had to cut requests on its way out.
@@ -50,6 +53,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             io::stdout().write_all(yaml.as_bytes()).context("standard output")?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Engine(args) => runtime()?.block_on(run_engines(&args)),
         Command::Serve { config: file } => {
             let (config, file) = Source::load(file)?;
             start_log(&config.log);
@@ -65,6 +69,20 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             })
         }
     }
+}
+
+/// The first signal lets answers in flight end, a second one does not.
+async fn run_engines(args: &EngineArgs) -> anyhow::Result<ExitCode> {
+    let stop = Stop::default();
+    stop.on_signals().context("signal handlers")?;
+    let fleet = Fleet::bind(args.configs().map_err(anyhow::Error::msg)?).await?;
+    let addresses: String = fleet.addresses().iter().map(|address| format!("http://{address}\n")).collect();
+    io::stdout().write_all(addresses.as_bytes()).context("standard output")?;
+    tokio::select! {
+        () = fleet.run(stop.at_least(Urgency::Drain)) => {}
+        () = stop.at_least(Urgency::Now) => {}
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

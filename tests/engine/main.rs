@@ -4,6 +4,7 @@
 
 mod behaviour;
 mod captures;
+mod command_line;
 mod counters;
 mod raw;
 
