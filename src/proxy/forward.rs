@@ -37,10 +37,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let head = UpstreamHead::of(head, client.peer, rand::random())?;
     let body = body::read(incoming, config.limits.body, config.timeouts.client_body).await?;
 
-    let deciding = Instant::now();
     let asked = proxy.read_ask(endpoint, &body);
-    proxy.metrics.decision.observe(deciding.elapsed().as_secs_f64());
-
     let upstream =
         Upstream { head, body, connect: config.timeouts.connect, pool_idle: config.timeouts.pool_idle };
     let (response, placed) = failover::send(&proxy, &asked, &upstream, &client).await?;

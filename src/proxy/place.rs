@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::error::ProxyError;
 use super::{Client, Proxy};
@@ -25,6 +26,8 @@ pub struct Asked {
     pub model: String,
     /// Canonical bytes of the prompt; zero if they tell nothing of its tokens.
     pub prompt_bytes: u64,
+    /// When the reading began.
+    began: Instant,
 }
 
 /// A request's place on a worker. Dropped, it gives the place back.
@@ -62,6 +65,13 @@ impl Drop for Placed {
 impl Proxy {
     /// Reads what placement needs of `body`. What cannot be read is routed by load; reading never fails a request.
     pub fn read_ask(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
+        let began = Instant::now();
+        let mut asked = self.read(endpoint, body);
+        asked.began = began;
+        asked
+    }
+
+    fn read(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
         let Some(endpoint) = endpoint else {
             // No prompt that this proxy knows of: nothing is known of its work but that it is a request.
             return self.ask_for(String::new(), Chain::empty(), 0, None, false);
@@ -99,7 +109,7 @@ impl Proxy {
             output_tokens: most.map_or(output_tokens, |most| output_tokens.min(most as f64)),
             streams,
         };
-        Asked { ask, model, prompt_bytes: bytes }
+        Asked { ask, model, prompt_bytes: bytes, began: Instant::now() }
     }
 
     /// Picks a worker that is not among `tried`, and books the request there.
@@ -135,6 +145,9 @@ impl Proxy {
         };
         let planned = self.planner.plan(&asked.ask, &eligible, policy, self.clock.now(), rand::random());
         let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
+        if tried.is_empty() {
+            self.metrics.decision.observe(asked.began.elapsed().as_secs_f64());
+        }
         let worker = fleet.worker(decision.worker).ok_or(ProxyError::NoWorker)?.clone();
         if pins {
             client.pin(&worker);

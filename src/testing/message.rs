@@ -77,10 +77,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Reads more; false at the end.
     async fn more(&mut self) -> io::Result<bool> {
-        let mut piece = [0; 16 << 10];
-        let read = self.stream.read(&mut piece).await?;
-        self.buffer.extend_from_slice(&piece[..read]);
-        Ok(read > 0)
+        self.buffer.reserve(16 << 10);
+        Ok(self.stream.read_buf(&mut self.buffer).await? > 0)
     }
 
     /// Whatever comes next, unframed; empty at the end.

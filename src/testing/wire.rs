@@ -65,7 +65,12 @@ impl Wire {
     /// The next response as a whole, or as much as came of it; `None` if nothing came.
     pub async fn answer(&mut self, method: &str) -> Option<Answer> {
         let (head, raw) = self.head().await?;
-        Some(soon("a response body", self.reader.response_body(head, raw, method)).await)
+        Some(self.body(head, raw, method).await)
+    }
+
+    /// The body after a head.
+    pub async fn body(&mut self, head: Head, raw: Vec<u8>, method: &str) -> Answer {
+        soon("a response body", self.reader.response_body(head, raw, method)).await
     }
 
     /// Sends a request with a body and waits for the answer.

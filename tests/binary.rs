@@ -1,0 +1,148 @@
+//! The binary as its user meets it: what it prints, how it ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+
+use warmroute::testing::{FakeEngine, Gate, Step, Wire, soon};
+
+fn warmroute(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
+    command.args(arguments).output().expect("the binary runs")
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(text.as_bytes()).expect("room for it");
+    file
+}
+
+#[test]
+fn check_prints_the_effective_config_or_what_is_wrong_with_it() {
+    let good = file("workers: {static: [{url: 'http://W:8000/'}]}\nmode: random\n");
+    let output = warmroute(&["check", "--config", good.path().to_str().expect("a plain path")]);
+    assert!(output.status.success());
+    let printed = String::from_utf8(output.stdout).expect("text");
+    for line in ["mode: random", "  - url: http://w:8000", "  pool_idle: 4s", "  body: 128MiB"] {
+        assert!(printed.contains(line), "{line} is not in\n{printed}");
+    }
+    for text in ["workers: {static: [{url: 'http://w:8000'}]}\nmod: kv\n", ""] {
+        let bad = file(text);
+        let path = bad.path().to_str().expect("a plain path");
+        for command in ["check", "serve"] {
+            let output = warmroute(&[command, "--config", path]);
+            let said = String::from_utf8(output.stderr).expect("text");
+            assert_eq!(output.status.code(), Some(1));
+            assert!(said.starts_with(&format!("warmroute: {path}:")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_port_in_use_ends_the_start_with_its_key() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a loopback port");
+    let address = taken.local_addr().expect("a bound listener has an address");
+    let config = file(&format!(
+        "listen: 127.0.0.1:0\nadmin: {address}\nworkers: {{static: [{{url: 'http://w:8000'}}]}}\n"
+    ));
+    let output = warmroute(&["serve", "--config", config.path().to_str().expect("a plain path")]);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains(&format!("warmroute: admin: cannot listen on {address}")), "{said}");
+}
+
+/// A running `warmroute serve`; killed if a test fails.
+struct Serving {
+    child: Child,
+    clients: std::net::SocketAddr,
+    admin: std::net::SocketAddr,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Serving {
+    fn start(engine: &FakeEngine, drain: &str) -> Serving {
+        let config = file(&format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: '{}'}}]}}\ndrain: {drain}\n",
+            engine.url()
+        ));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["serve", "--config", config.path().to_str().expect("a plain path")])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let log = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut lines = log.lines().map_while(Result::ok);
+        let line = lines.find(|line| line.contains("serving")).expect("it says where it serves");
+        let address = |key: &str| {
+            let text = line.split(key).nth(1).and_then(|rest| rest.split_whitespace().next());
+            text.expect(key).parse().expect("an address")
+        };
+        let (clients, admin) = (address("clients="), address("admin="));
+        // Its log must be read on, or it stops at a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Serving { child, clients, admin }
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    async fn exit_code(mut self) -> Option<i32> {
+        soon("the process to end", async move {
+            tokio::task::spawn_blocking(move || self.child.wait().expect("our child").code()).await
+        })
+        .await
+        .expect("no panic")
+    }
+
+    async fn ready(&self) {
+        let ready = async || Wire::connect(self.admin).await.get("/readyz").await.status() == 200;
+        warmroute::testing::until("readiness", ready).await;
+    }
+}
+
+#[tokio::test]
+async fn sigterm_lets_a_stream_end_and_exits_with_zero() {
+    let engine = FakeEngine::start().await;
+    let serving = Serving::start(&engine, "{announce: 0s, deadline: 1h}");
+    serving.ready().await;
+    let gate = Gate::default();
+    engine.next(vec![
+        Step::stream_head(),
+        Step::Await(gate.clone()),
+        Step::chunk("data: 1\n\n"),
+        Step::last_chunk(),
+    ]);
+    let mut client = Wire::connect(serving.clients).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let (head, raw) = client.head().await.expect("a response");
+    serving.signal("TERM");
+    let refused = async || tokio::net::TcpStream::connect(serving.clients).await.is_err();
+    warmroute::testing::until("connections to be refused", refused).await;
+    gate.open();
+    let answer = client.body(head, raw, "GET").await;
+    assert!(answer.complete);
+    assert_eq!(serving.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_at_once_and_says_so_in_the_exit_code() {
+    let engine = FakeEngine::start().await;
+    let serving = Serving::start(&engine, "{announce: 1h, deadline: 2h}");
+    serving.ready().await;
+    engine.next(vec![Step::stream_head(), Step::AwaitClose]);
+    let mut client = Wire::connect(serving.clients).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    client.head().await.expect("a response");
+    serving.signal("TERM");
+    let leaving = async || Wire::connect(serving.admin).await.get("/readyz").await.status() == 503;
+    warmroute::testing::until("readiness to go", leaving).await;
+    serving.signal("INT");
+    assert_eq!(serving.exit_code().await, Some(3));
+}
