@@ -15,17 +15,25 @@ const FIRST_ROOM: usize = 1 << 20;
 /// How long the rest of a refused body is read and thrown away, so that the client gets to read why instead of a reset.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Reads the whole body. One that came in a single piece is not copied.
+/// Reads the whole body. One that came in a single piece is not copied. A client that `waits` (`Expect: 100-continue`) is
+/// told to go on by the first read.
 ///
 /// # Errors
 /// Larger than `limit`, or promised to be; no byte for `idle`; or the client left.
-pub async fn read(mut body: Incoming, limit: usize, idle: Option<Duration>) -> Result<Bytes, ProxyError> {
+pub async fn read(
+    mut body: Incoming,
+    waits: bool,
+    limit: usize,
+    idle: Option<Duration>,
+) -> Result<Bytes, ProxyError> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
     let promised = body.size_hint().exact().unwrap_or(0);
     if promised > limit as u64 {
-        linger(body, limit);
+        if !waits {
+            linger(body, limit);
+        }
         return Err(ProxyError::BodyTooLarge { limit });
     }
     let mut first = Bytes::new();

@@ -33,6 +33,8 @@ pub enum ProxyError {
     ControlPath,
     #[error("the request target is not a path")]
     Target,
+    #[error("the request names more than one host")]
+    Hosts,
     /// Nobody is healthy, or everybody healthy was tried.
     #[error("no worker can take the request")]
     NoWorker,
@@ -50,7 +52,9 @@ impl ProxyError {
     pub fn origin(&self) -> Origin {
         use ProxyError::*;
         match self {
-            BodyTooLarge { .. } | BodyStalled(_) | BodyBroken(_) | ControlPath | Target => Origin::Client,
+            BodyTooLarge { .. } | BodyStalled(_) | BodyBroken(_) | ControlPath | Target | Hosts => {
+                Origin::Client
+            }
             Worker { .. } => Origin::Worker,
             NoWorker | Internal => Origin::Proxy,
         }
@@ -59,7 +63,7 @@ impl ProxyError {
     pub fn outcome(&self) -> Outcome {
         use ProxyError::*;
         match self {
-            BodyTooLarge { .. } | BodyStalled(_) | ControlPath | Target => Outcome::Refused,
+            BodyTooLarge { .. } | BodyStalled(_) | ControlPath | Target | Hosts => Outcome::Refused,
             BodyBroken(_) => Outcome::ClientGone,
             NoWorker => Outcome::Unavailable,
             Worker { .. } => Outcome::WorkerFailed,
@@ -77,7 +81,7 @@ impl ProxyError {
         match self {
             BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             BodyStalled(_) => StatusCode::REQUEST_TIMEOUT,
-            BodyBroken(_) | Target => StatusCode::BAD_REQUEST,
+            BodyBroken(_) | Target | Hosts => StatusCode::BAD_REQUEST,
             ControlPath => StatusCode::FORBIDDEN,
             NoWorker => StatusCode::SERVICE_UNAVAILABLE,
             Worker { .. } => StatusCode::BAD_GATEWAY,
@@ -99,6 +103,7 @@ impl ProxyError {
             BodyBroken(_) => ("The request body could not be read.", "invalid_body"),
             ControlPath => ("This path is not served here.", "path_not_allowed"),
             Target => ("The request target is not a path.", "invalid_target"),
+            Hosts => ("The request names more than one host.", "invalid_host"),
             NoWorker => {
                 ("No inference server is available at the moment. Try again later.", "no_server_available")
             }

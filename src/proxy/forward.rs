@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{Request, Response};
+use http::{Request, Response, header};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -34,8 +34,9 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     };
     let config = proxy.config.load_full();
     let (head, incoming) = request.into_parts();
+    let waits = head.headers.contains_key(header::EXPECT);
     let head = UpstreamHead::of(head, client.peer, rand::random())?;
-    let body = body::read(incoming, config.limits.body, config.timeouts.client_body).await?;
+    let body = body::read(incoming, waits, config.limits.body, config.timeouts.client_body).await?;
 
     let asked = proxy.read_ask(endpoint, &body);
     let upstream =
@@ -43,7 +44,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let (response, placed) = failover::send(&proxy, &asked, &upstream, &client).await?;
 
     let (mut head, answer) = response.into_parts();
-    headers::clean_response(&mut head.headers);
+    headers::clean_response(&mut head, &placed.worker.authority);
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
     }

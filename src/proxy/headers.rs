@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
+use http::response;
 use http::uri::PathAndQuery;
 use http::{Method, Uri, Version};
 
@@ -29,11 +30,14 @@ impl UpstreamHead {
     /// Turns the client's head into the worker's. `random` makes a request id where the client sent none.
     ///
     /// # Errors
-    /// If the target is not a path (`CONNECT`).
+    /// If the target is not a path (`CONNECT`), or hosts are named that differ.
     pub fn of(head: Parts, peer: SocketAddr, random: u128) -> Result<UpstreamHead, ProxyError> {
         let Parts { method, uri, mut headers, version, .. } = head;
         if method == Method::CONNECT {
             return Err(ProxyError::Target);
+        }
+        if headers.get_all(header::HOST).iter().nth(1).is_some() {
+            return Err(ProxyError::Hosts);
         }
         let asked_host = match (uri.authority(), headers.remove(header::HOST)) {
             // An absolute target names the host; it is never where the request is sent.
@@ -77,11 +81,31 @@ fn forward_client(headers: &mut HeaderMap, peer: SocketAddr, asked_host: Option<
     }
 }
 
-/// Makes a worker's response head ready for the client.
-pub fn clean_response(headers: &mut HeaderMap) {
+/// Makes the response head of the worker called `authority` ready for the client.
+pub fn clean_response(head: &mut response::Parts, authority: &HeaderValue) {
+    let headers = &mut head.headers;
     remove_hop_by_hop(headers);
-    // The body goes out in this side's own framing.
+    // The body goes out in this side's own framing and version.
     headers.remove(header::TRANSFER_ENCODING);
+    head.version = Version::HTTP_11;
+    if head.status.is_redirection()
+        && let Some(here) =
+            headers.get(header::LOCATION).and_then(|location| without_origin(location, authority))
+    {
+        headers.insert(header::LOCATION, here);
+    }
+}
+
+/// A location on the worker itself, without the worker's address: whatever name and scheme the client has for this proxy, a
+/// path leads there.
+fn without_origin(location: &HeaderValue, authority: &HeaderValue) -> Option<HeaderValue> {
+    let location: Uri = location.to_str().ok()?.parse().ok()?;
+    let there = location.authority()?.as_str();
+    let same = there.eq_ignore_ascii_case(authority.to_str().ok()?)
+        || there
+            .strip_suffix(":80")
+            .is_some_and(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()));
+    same.then(|| location.path_and_query()?.as_str().try_into().ok()).flatten()
 }
 
 /// Removes what is for one connection only, with all that `Connection` names.
@@ -177,6 +201,35 @@ mod tests {
         assert_eq!(head.headers["x-forwarded-proto"], "https");
         assert_eq!(head.headers["x-forwarded-host"], "api.example");
         assert_eq!(head.request_id().unwrap(), "mine");
+    }
+
+    #[test]
+    fn a_redirect_to_the_worker_itself_loses_its_address() {
+        let located = |status: u16, location: &str| {
+            let response =
+                http::Response::builder().status(status).header("location", location).body(()).unwrap();
+            let mut head = response.into_parts().0;
+            clean_response(&mut head, &HeaderValue::from_static("10.0.0.7:8000"));
+            head.headers["location"].to_str().unwrap().to_owned()
+        };
+        assert_eq!(located(307, "http://10.0.0.7:8000/v1/models?a=%20b"), "/v1/models?a=%20b");
+        assert_eq!(located(307, "http://10.0.0.7:8000"), "/");
+        for elsewhere in [
+            "http://10.0.0.8:8000/x",
+            "https://docs.example/x",
+            "/v1/models",
+            "../x",
+            "http://10.0.0.7:8000.evil/",
+        ] {
+            assert_eq!(located(307, elsewhere), elsewhere);
+        }
+        assert_eq!(located(201, "http://10.0.0.7:8000/x"), "http://10.0.0.7:8000/x");
+    }
+
+    #[test]
+    fn hosts_that_contradict_each_other_are_refused() {
+        let two = parts("GET", "/", &[("host", "a"), ("host", "b")]);
+        assert!(UpstreamHead::of(two, "10.1.2.3:4567".parse().unwrap(), 7).is_err());
     }
 
     #[test]

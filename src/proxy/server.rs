@@ -1,5 +1,6 @@
 //! Accepts client connections and serves HTTP/1.1 on them, within limits on heads, time and number.
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,8 +13,10 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus::IntGauge;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 use super::stack;
@@ -25,6 +28,10 @@ use crate::lifecycle::{Blocker, Phase};
 const LEAST_BUFFER: usize = 8 << 10;
 /// After a failed `accept` (out of file descriptors), the next one is tried this much later.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long, and for how many bytes, a client whose request made no sense is listened to after it was told so.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: u64 = 1 << 20;
 
 /// Serves until the drain has come so far that no connection is taken any more. Running ones go on by themselves and block
 /// the drain's end.
@@ -79,19 +86,35 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>
         let config = proxy.config.load();
         (config.limits.clone(), config.timeouts.client_head)
     };
-    let mut connection = pin!(http1_builder(&head, time).serve_connection(TokioIo::new(stream), service));
+    let mut connection = http1_builder(&head, time).serve_connection(TokioIo::new(stream), service);
     let result = tokio::select! {
-        result = connection.as_mut() => result,
+        result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
         () = proxy.drain.at_least(Phase::Draining) => {
-            connection.as_mut().graceful_shutdown();
+            std::pin::Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
-                result = connection => result,
-                () = proxy.drain.at_least(Phase::Cut) => Ok(()),
+                result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
+                () = proxy.drain.at_least(Phase::Cut) => return,
             }
         }
     };
-    if let Err(error) = result {
-        tracing::debug!("client connection ended: {error}");
+    match result {
+        Ok(()) => close(connection.into_parts().io.into_inner(), Duration::ZERO).await,
+        Err(error) => {
+            tracing::debug!("client connection ended: {error}");
+            if error.is_parse() {
+                // hyper has answered 400, 414 or 431: the client gets to read that before what it still sends turns into
+                // a reset.
+                close(connection.into_parts().io.into_inner(), LINGER).await;
+            }
+        }
+    }
+}
+
+/// Ends the sending side, and listens on for a while.
+async fn close(mut stream: TcpStream, linger: Duration) {
+    if stream.shutdown().await.is_ok() && !linger.is_zero() {
+        let mut rest = stream.take(LINGER_BYTES);
+        let _ = timeout(linger, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     }
 }
 
