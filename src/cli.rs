@@ -3,14 +3,19 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use tokio::task::JoinSet;
 
 use crate::app::{self, Ended};
 use crate::config::watch::Source;
 use crate::config::{Config, Log, LogFormat};
 use crate::engine::http::{EngineArgs, Fleet};
+use crate::experiment::bench::{self, BenchArgs};
+use crate::experiment::demo::{self, DemoArgs, StartProxy};
+use crate::experiment::simulate;
 use crate::lifecycle::{Stop, Urgency};
 
 /// Routes each LLM request to the vLLM worker whose KV cache is already warm.
@@ -37,6 +42,12 @@ enum Command {
     },
     /// Run simulated vLLM workers and print their addresses, one a line.
     Engine(EngineArgs),
+    /// Show what prefix routing is worth, on simulated workers in this process.
+    Demo(DemoArgs),
+    /// Measure any OpenAI-compatible target, or compare several.
+    Bench(BenchArgs),
+    /// Judge placement in virtual time, without sockets.
+    Simulate(simulate::args::Args),
 }
 
 /// The exit code of a proxy that had to cut requests on its way out.
@@ -53,7 +64,20 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             io::stdout().write_all(yaml.as_bytes()).context("standard output")?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Demo(args) => {
+            let start: StartProxy = Arc::new(|config| Box::pin(start_proxy(config)));
+            runtime()?.block_on(demo::run(&args, start, &mut io::stdout()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench(args) => {
+            runtime()?.block_on(bench::run(&args, &mut io::stdout()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Engine(args) => runtime()?.block_on(run_engines(&args)),
+        Command::Simulate(args) => {
+            simulate::run(&args, &mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Serve { config: file } => {
             let (config, file) = Source::load(file)?;
             start_log(&config.log);
@@ -83,6 +107,15 @@ async fn run_engines(args: &EngineArgs) -> anyhow::Result<ExitCode> {
         () = stop.at_least(Urgency::Now) => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The proxy as `demo` wants it: in this process, ended by dropping it.
+async fn start_proxy(config: Config) -> anyhow::Result<demo::Proxy> {
+    let bound = app::build(config)?;
+    let (clients, admin) = (bound.client_address()?, bound.admin_address()?);
+    let mut running = JoinSet::new();
+    running.spawn(bound.run(Stop::default(), None));
+    Ok(demo::Proxy { clients, admin, running: Box::new(running) })
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

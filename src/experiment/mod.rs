@@ -10,6 +10,7 @@
 pub mod bench;
 pub mod compare;
 pub mod counters;
+pub mod demo;
 pub mod exchange;
 pub mod load;
 pub mod matrix;
