@@ -101,7 +101,8 @@ pub async fn run(args: &DemoArgs, start_proxy: StartProxy, out: &mut (dyn Write 
     ensure!(!args.prefixes.is_empty() && !args.prefixes.contains(&0), "--prefixes must all be at least 1");
     ensure!(args.runs > 0, "--runs must be at least 1");
     ensure!(args.requests != Some(0), "--requests must be at least 1");
-    let report = measure(args, start_proxy).await?;
+    let mut report = measure(args, start_proxy).await?;
+    report.points.iter_mut().for_each(Point::drop_samples);
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
