@@ -34,6 +34,12 @@ pub type Outgoing = Request<Full<Bytes>>;
 /// Idle connections kept for one worker; above it they are closed after use.
 const IDLE_CONNECTIONS: usize = 512;
 
+/// A kept connection that ends so soon after a request was put on it had been closed already; later, the worker has ended
+/// it with the request in hand.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
+/// Most that is read from a worker ahead of what its client takes, and the largest response head.
+const READ_AHEAD: usize = 64 << 10;
+
 /// Why an exchange did not bring a response head.
 #[derive(Debug, Error)]
 pub enum ExchangeError {
@@ -44,9 +50,12 @@ pub enum ExchangeError {
     /// its end.
     #[error("the kept connection was already closed: {0}")]
     Stale(#[source] hyper::Error),
-    /// The worker broke off, or what it sent is not HTTP.
+    /// The worker ended the connection before it had sent a whole head: whatever it did for the request is lost.
     #[error("broke off before the response head: {0}")]
     Broken(#[source] hyper::Error),
+    /// What the worker sent is not an HTTP response.
+    #[error("did not answer in HTTP: {0}")]
+    Nonsense(#[source] hyper::Error),
 }
 
 /// The socket, noting whether anything has been read since it was last asked.
@@ -121,7 +130,9 @@ impl Connection {
         stream.set_nodelay(true)?;
         let heard = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, heard: heard.clone() };
-        let (sender, driver) = http1::handshake(TokioIo::new(socket))
+        let (sender, driver) = http1::Builder::new()
+            .max_buf_size(READ_AHEAD)
+            .handshake(TokioIo::new(socket))
             .await
             .map_err(|error| io::Error::other(error.to_string()))?;
         open.inc();
@@ -154,6 +165,7 @@ impl Connection {
     /// Sends `request` and waits for the response head.
     async fn exchange(mut self, pool: Pool, request: Outgoing) -> Result<Response<Answer>, ExchangeError> {
         self.heard.store(false, Ordering::Relaxed);
+        let sent_at = Instant::now();
         let mut sending = pin!(self.sender.try_send_request(request));
         let sent = std::future::poll_fn(|cx| {
             if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
@@ -172,11 +184,13 @@ impl Connection {
             Err(error) => {
                 let error = error.into_error();
                 let silent = !self.heard.load(Ordering::Relaxed);
-                if self.reused && silent {
-                    Err(ExchangeError::Stale(error))
+                Err(if error.is_parse() {
+                    ExchangeError::Nonsense(error)
+                } else if self.reused && silent && sent_at.elapsed() < STALE_WITHIN {
+                    ExchangeError::Stale(error)
                 } else {
-                    Err(ExchangeError::Broken(error))
-                }
+                    ExchangeError::Broken(error)
+                })
             }
         }
     }

@@ -71,9 +71,16 @@ impl ProxyError {
         }
     }
 
-    /// Whether no worker can have begun on the request, so that another one may be asked.
-    pub fn may_go_elsewhere(&self) -> bool {
-        matches!(self, ProxyError::Worker { cause: ExchangeError::Connect(_), .. })
+    /// Whether another worker may be asked, the client having seen nothing. If no connection could be opened, always: nobody
+    /// has begun. If the worker broke off, what it did is lost, and doing it again is safe if the request is `repeatable`.
+    pub fn may_go_elsewhere(&self, repeatable: bool) -> bool {
+        match self {
+            ProxyError::Worker { cause: ExchangeError::Connect(_), .. } => true,
+            ProxyError::Worker { cause: ExchangeError::Broken(_) | ExchangeError::Stale(_), .. } => {
+                repeatable
+            }
+            _ => false,
+        }
     }
 
     pub fn status(&self) -> StatusCode {

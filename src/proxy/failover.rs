@@ -1,5 +1,5 @@
-//! Tries workers until one has answered. Another worker is asked only if the one before provably did not begin on the
-//! request, each worker at most once, and within a budget: a retry costs a whole prefill, and a storm of them is an outage.
+//! Tries workers until one has answered. Another worker is asked only if the one before did not begin on the request or has
+//! lost it, each worker at most once, and within a budget: a retry costs a whole prefill, and a storm of them is an outage.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::upstream::Upstream;
 use super::{Client, Proxy};
 use crate::config::{Draw, Mode};
 use crate::core::ids::WorkerId;
-use crate::fleet::connection::Answer;
+use crate::fleet::connection::{Answer, ExchangeError};
 use crate::metrics::Retry;
 
 /// Places and sends the request, and answers with what the worker says and the place it has there.
@@ -30,30 +30,31 @@ pub async fn send(
     let budget = proxy.budget.load_full();
     budget.deposit();
     let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
-    let mut last = None;
+    let mut placed = proxy.place(asked, client, &tried)?;
     loop {
-        let mut placed = match (proxy.place(asked, client, &tried), last.take()) {
-            (Ok(placed), _) => placed,
-            // What happened to the last worker tells more than that no other is left.
-            (Err(_), Some(error)) => return Err(error),
-            (Err(error), None) => return Err(error),
-        };
         let error = match upstream.attempt(proxy, &mut placed).await {
             Ok(response) => return Ok((response, placed)),
             Err(error) => error,
         };
         client.unpin();
         tried.push(placed.worker.id);
-        if !error.may_go_elsewhere() || tried.len() >= attempts {
+        // The place is given back before the next one is looked for.
+        drop(placed);
+        if !error.may_go_elsewhere(upstream.repeatable) || tried.len() >= attempts {
             return Err(error);
         }
+        // What happened to the last worker tells more than that no other is left.
+        let Ok(next) = proxy.place(asked, client, &tried) else { return Err(error) };
         if !budget.withdraw() {
             proxy.metrics.retries_denied.inc();
             return Err(error);
         }
         error.log();
-        proxy.metrics.retries.inc(Retry::Connect);
-        last = Some(error);
+        proxy.metrics.retries.inc(match error {
+            ProxyError::Worker { cause: ExchangeError::Connect(_), .. } => Retry::Connect,
+            _ => Retry::Broken,
+        });
+        placed = next;
     }
 }
 

@@ -39,8 +39,13 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let body = body::read(incoming, waits, config.limits.body, config.timeouts.client_body).await?;
 
     let asked = proxy.read_ask(endpoint, &body);
-    let upstream =
-        Upstream { head, body, connect: config.timeouts.connect, pool_idle: config.timeouts.pool_idle };
+    let upstream = Upstream {
+        repeatable: endpoint.is_some() || head.method.is_safe(),
+        head,
+        body,
+        connect: config.timeouts.connect,
+        pool_idle: config.timeouts.pool_idle,
+    };
     let (response, placed) = failover::send(&proxy, &asked, &upstream, &client).await?;
 
     let (mut head, answer) = response.into_parts();

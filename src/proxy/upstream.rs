@@ -19,6 +19,8 @@ use crate::metrics::{FailureKind, Retry};
 pub struct Upstream {
     pub head: UpstreamHead,
     pub body: Bytes,
+    /// Doing it twice does no harm but cost: inference, and what HTTP calls safe.
+    pub repeatable: bool,
     pub connect: Duration,
     pub pool_idle: Duration,
 }
@@ -64,7 +66,7 @@ impl Upstream {
             Err(cause) => {
                 let (event, kind) = match cause {
                     ExchangeError::Connect(_) => (Event::ConnectFailed, FailureKind::Connect),
-                    ExchangeError::Stale(_) | ExchangeError::Broken(_) => {
+                    ExchangeError::Stale(_) | ExchangeError::Broken(_) | ExchangeError::Nonsense(_) => {
                         (Event::Broke, FailureKind::BeforeHead)
                     }
                 };

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -18,9 +20,11 @@ use super::{Gate, soon};
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Sends bytes as they are, in one write.
-    Send(Vec<u8>),
+    Send(Bytes),
     /// Sends bytes one by one.
     Drip(Vec<u8>),
+    /// Counts that the steps before it were taken.
+    Mark(Arc<AtomicUsize>),
     /// Waits for the test.
     Await(Gate),
     /// Waits until the proxy has closed the connection.
@@ -33,7 +37,7 @@ pub enum Step {
 
 impl Step {
     pub fn send(bytes: impl AsRef<[u8]>) -> Step {
-        Step::Send(bytes.as_ref().to_vec())
+        Step::Send(Bytes::copy_from_slice(bytes.as_ref()))
     }
 
     /// A whole response with a JSON body.
@@ -57,7 +61,7 @@ impl Step {
         let mut bytes = format!("{:x}\r\n", data.len()).into_bytes();
         bytes.extend_from_slice(data);
         bytes.extend_from_slice(b"\r\n");
-        Step::Send(bytes)
+        Step::Send(bytes.into())
     }
 
     /// The end of a body in chunks.
@@ -248,6 +252,10 @@ async fn take(
                 }
                 tokio::task::yield_now().await;
             }
+            true
+        }
+        Step::Mark(marks) => {
+            marks.fetch_add(1, Ordering::Relaxed);
             true
         }
         Step::Await(gate) => tokio::select! {
