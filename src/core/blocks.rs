@@ -2,7 +2,7 @@
 //! everything before it too, so equal hashes mean equal prefixes.
 //!
 //! Each block is digested by keyed BLAKE3, sixteen blocks side by side, and the digests are chained by a polynomial whose
-//! multiplier comes from the same key. Chaining by BLAKE3 as well would be serial and cost twice as much as all digests
+//! multiplier is as secret as the key. Chaining by BLAKE3 as well would be serial and cost twice as much as all digests
 //! together. Nothing is lost by it: the digests are unknown to whoever lacks the key, so two different prefixes are two
 //! different polynomials with a secret argument. Hashes are cut to 64 bits: a collision can at worst send a request to
 //! the wrong worker, and nobody outside can make one.
@@ -53,10 +53,17 @@ impl ChainBuilder {
     /// `namespace` roots the chain: prompts in different namespaces share no block. `block_bytes` is at least 1; 64, 128, 256,
     /// 512 and 1,024 are the fast ones.
     pub fn new(key: &HashKey, block_bytes: usize, namespace: &[u8]) -> ChainBuilder {
+        ChainBuilder::rooted(key, block_bytes, *blake3::keyed_hash(&key.0, namespace).as_bytes())
+    }
+
+    /// As [`ChainBuilder::new`], from the namespace's digest under the same key. One half of it is the state to start from, the
+    /// other the multiplier.
+    pub(super) fn rooted(key: &HashKey, block_bytes: usize, root: Digest) -> ChainBuilder {
         let digester = Digester::new(key, block_bytes.max(1));
+        let (state, multiplier) = Field::halves_of(&root);
         ChainBuilder {
-            multiplier: Field::new(&blake3::derive_key("warmroute 2026 block chain multiplier", &key.0)),
-            state: Field::new(blake3::keyed_hash(&key.0, namespace).as_bytes()),
+            multiplier,
+            state,
             pending: Vec::with_capacity(digester.batch_bytes()),
             hashes: Vec::new(),
             bytes: 0,
@@ -100,7 +107,7 @@ impl ChainBuilder {
     /// Chains the full blocks of at most one batch.
     fn absorb(&mut self, blocks: &[u8]) {
         for digest in self.digester.digest(blocks).iter().take(blocks.len() / self.digester.block_bytes) {
-            self.state = self.state.times(self.multiplier).plus(Field::new(digest));
+            self.state = self.state.times(self.multiplier).plus(Field::halves_of(digest).0);
             self.hashes.push(self.state.hash());
         }
     }
@@ -183,10 +190,10 @@ struct Field(u128);
 impl Field {
     const MODULUS: u128 = (1 << 127) - 1;
 
-    fn new(digest: &Digest) -> Field {
-        let mut half = [0; 16];
-        half.copy_from_slice(&digest[..16]);
-        Field::reduced(u128::from_le_bytes(half))
+    fn halves_of(digest: &Digest) -> (Field, Field) {
+        let (halves, _) = digest.as_chunks::<16>();
+        let half = |at: usize| Field::reduced(u128::from_le_bytes(halves[at]));
+        (half(0), half(1))
     }
 
     /// 2^127 is 1 here, so the top bit comes in again at the bottom.
@@ -245,8 +252,8 @@ mod tests {
                 if b >> bit & 1 == 1 { add(twice, a) } else { twice }
             })
         };
-        let multiplier = number(&blake3::derive_key("warmroute 2026 block chain multiplier", &key().0));
-        let mut state = number(blake3::keyed_hash(&key().0, namespace).as_bytes());
+        let root = blake3::keyed_hash(&key().0, namespace);
+        let (mut state, multiplier) = (number(root.as_bytes()), number(&root.as_bytes()[16..]));
         let mut hashes = Vec::new();
         for block in bytes.chunks_exact(block_bytes) {
             let digest = blake3::keyed_hash(&key().0, block);

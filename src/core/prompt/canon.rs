@@ -153,3 +153,41 @@ pub(super) fn write_json(value: Value, sink: &mut impl Sink) {
         Token::Text(text) => text.write(sink),
     });
 }
+
+/// Gathers small pieces, so that a sink sees them a kilobyte at a time. What is held is lost unless flushed at the end.
+pub(super) struct Pieces<'s, S> {
+    sink: &'s mut S,
+    held: [u8; HELD],
+    length: usize,
+}
+
+const HELD: usize = 1024;
+
+impl<'s, S: Sink> Pieces<'s, S> {
+    pub fn new(sink: &'s mut S) -> Pieces<'s, S> {
+        Pieces { sink, held: [0; HELD], length: 0 }
+    }
+
+    pub fn put(&mut self, piece: &[u8]) {
+        if piece.len() > HELD - self.length {
+            self.flush();
+            if piece.len() > HELD / 2 {
+                return self.sink.put(piece);
+            }
+        }
+        self.held[self.length..self.length + piece.len()].copy_from_slice(piece);
+        self.length += piece.len();
+    }
+
+    pub fn put_character(&mut self, character: char) {
+        if HELD - self.length < 4 {
+            self.flush();
+        }
+        self.length += character.encode_utf8(&mut self.held[self.length..]).len();
+    }
+
+    pub fn flush(&mut self) {
+        self.sink.put(&self.held[..self.length]);
+        self.length = 0;
+    }
+}

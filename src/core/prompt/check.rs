@@ -1,9 +1,8 @@
 //! The one pass over a body that checks all of its grammar and notes where its long values end.
 
-use memchr::memchr2;
-
 use crate::core::prompt::Opaque;
 use crate::core::prompt::json::{LONG, Note, skip_space};
+use crate::core::prompt::scan::{digits, run_end};
 
 /// Objects and arrays inside one another, the outermost counted; `serde_json` follows 127, Python about a thousand.
 pub(super) const MAX_DEPTH: usize = 128;
@@ -19,13 +18,15 @@ pub(super) struct Check<'a> {
     pub notes: Vec<Note>,
     /// End of the last whole member of the outermost object.
     pub good: usize,
+    /// How often something was met that is not canonical as it lies: space between tokens, strings that are not plain.
+    rough: usize,
 }
 
 type Checked = Result<(), Opaque>;
 
 impl<'a> Check<'a> {
     pub fn new(body: &'a [u8]) -> Check<'a> {
-        Check { body, at: 0, notes: Vec::new(), good: 0 }
+        Check { body, at: 0, notes: Vec::new(), good: 0, rough: 0 }
     }
 
     /// The whole body: one object.
@@ -108,8 +109,7 @@ impl<'a> Check<'a> {
         let mut plain = true;
         self.at += 1;
         loop {
-            let rest = self.body.get(self.at..).unwrap_or_default();
-            self.at += memchr2(b'"', b'\\', rest).ok_or(Opaque::Json)?;
+            self.at = run_end(self.body, self.at).ok_or(Opaque::Json)?;
             if self.body[self.at] == b'"' {
                 break;
             }
@@ -131,10 +131,7 @@ impl<'a> Check<'a> {
             }
         }
         self.at += 1;
-        // Control characters must be escaped. A running minimum over all is what the compiler turns into wide instructions.
-        if self.body[start..self.at].iter().copied().fold(u8::MAX, u8::min) < 0x20 {
-            return Err(Opaque::Json);
-        }
+        self.rough += usize::from(!plain);
         if self.at - start >= LONG && self.notes.len() < MOST_NOTES {
             self.notes.push(Note { start, end: self.at, plain });
         }
@@ -164,11 +161,9 @@ impl<'a> Check<'a> {
     }
 
     fn digits(&mut self) -> Checked {
-        let start = self.at;
-        while self.peek().is_ascii_digit() {
-            self.at += 1;
-        }
-        if self.at > start { Ok(()) } else { Err(Opaque::Json) }
+        let count = digits(self.body, self.at);
+        self.at += count;
+        if count > 0 { Ok(()) } else { Err(Opaque::Json) }
     }
 
     fn literal(&mut self, literal: &[u8]) -> Checked {
@@ -180,7 +175,9 @@ impl<'a> Check<'a> {
     }
 
     fn space(&mut self) {
-        self.at = skip_space(self.body, self.at);
+        let end = skip_space(self.body, self.at);
+        self.rough += usize::from(end > self.at);
+        self.at = end;
     }
 
     /// The next byte; 0, which starts nothing, at the end.
@@ -189,22 +186,30 @@ impl<'a> Check<'a> {
     }
 
     /// Opens a note for a container: its place among the notes must be that of its start.
-    fn note(&mut self, start: usize) -> Option<usize> {
+    fn note(&mut self, start: usize) -> Opened {
         if self.notes.len() >= MOST_NOTES {
-            return None;
+            return Opened { note: None, rough: 0 };
         }
         self.notes.push(Note { start, end: 0, plain: true });
-        Some(self.notes.len() - 1)
+        Opened { note: Some(self.notes.len() - 1), rough: self.rough }
     }
 
     /// A container that has turned out short has only short values in it, so its note is the last one.
-    fn close(&mut self, note: Option<usize>) {
-        let Some(note) = note.and_then(|at| self.notes.get_mut(at)) else { return };
+    fn close(&mut self, opened: Opened) {
+        let Some(note) = opened.note.and_then(|at| self.notes.get_mut(at)) else { return };
         note.end = self.at;
+        note.plain = self.rough == opened.rough;
         if note.end - note.start < LONG {
             self.notes.pop();
         }
     }
+}
+
+/// An open container: its note, if it has one, and how rough the body had been until then.
+#[derive(Copy, Clone)]
+struct Opened {
+    note: Option<usize>,
+    rough: usize,
 }
 
 /// The containers that are open, innermost last.
@@ -212,28 +217,28 @@ struct Open {
     depth: usize,
     /// Bit n: the container at depth n is an object.
     objects: u128,
-    notes: [Option<usize>; MAX_DEPTH],
+    opened: [Opened; MAX_DEPTH],
 }
 
 impl Default for Open {
     fn default() -> Open {
-        Open { depth: 0, objects: 0, notes: [None; MAX_DEPTH] }
+        Open { depth: 0, objects: 0, opened: [Opened { note: None, rough: 0 }; MAX_DEPTH] }
     }
 }
 
 impl Open {
-    fn push(&mut self, object: bool, note: Option<usize>) -> Checked {
-        let slot = self.notes.get_mut(self.depth).ok_or(Opaque::Depth)?;
-        *slot = note;
+    fn push(&mut self, object: bool, opened: Opened) -> Checked {
+        let slot = self.opened.get_mut(self.depth).ok_or(Opaque::Depth)?;
+        *slot = opened;
         let bit = 1 << self.depth;
         self.objects = if object { self.objects | bit } else { self.objects & !bit };
         self.depth += 1;
         Ok(())
     }
 
-    fn pop(&mut self) -> Option<usize> {
+    fn pop(&mut self) -> Opened {
         self.depth -= 1;
-        self.notes[self.depth]
+        self.opened[self.depth]
     }
 
     /// Whether the innermost open container is an object, if any is open.

@@ -2,7 +2,7 @@
 //! goes.
 
 use crate::core::prompt::Opaque;
-use crate::core::prompt::canon::{Canon, Medium, Sink, write_json};
+use crate::core::prompt::canon::{Canon, Medium, Pieces, Sink, write_json};
 use crate::core::prompt::json::Value;
 use crate::core::prompt::request::Request;
 use crate::core::prompt::text::Text;
@@ -58,10 +58,9 @@ pub(super) fn write<S: Sink>(plain: Plain, canon: &mut Canon<S>) -> Result<(), O
         Plain::Text(text) => text.write(&mut canon.sink),
         Plain::Embeddings(value) => canon.media(Medium::Embeddings, |hasher| write_json(value, hasher)),
         Plain::Ids(ids) => {
-            for id in ids.items().ok_or(Opaque::Shape)? {
-                let id: u32 = id.number().and_then(|digits| digits.parse().ok()).ok_or(Opaque::Shape)?;
-                canon.sink.put(&id.to_le_bytes());
-            }
+            let mut pieces = Pieces::new(&mut canon.sink);
+            ids.whole_numbers(|id| pieces.put(&id.to_le_bytes())).ok_or(Opaque::Shape)?;
+            pieces.flush();
         }
     }
     Ok(())

@@ -4,16 +4,16 @@
 //! Stricter than nothing and laxer than `serde_json` in four things, which vLLM's parser takes or at least answers itself:
 //! invalid UTF-8 in strings, lone surrogate escapes, numbers beyond any float, and the same key twice (the last one counts).
 
-use memchr::memchr2;
-
 use crate::core::prompt::Opaque;
 use crate::core::prompt::check::Check;
+use crate::core::prompt::scan::{near_end, run_end, whole_number};
 use crate::core::prompt::text::Text;
 
 /// Values at least this long are noted by the check, so that skipping them costs a look-up instead of a scan.
 pub(super) const LONG: usize = 256;
 
-/// Where a long value lies. For strings, `plain` says that all its escapes are spelled canonically (see [`Text`]).
+/// Where a long value lies. `plain` says that it is canonical as it lies: no escapes but those that [`Text`] keeps, and no space
+/// between tokens.
 pub(super) struct Note {
     pub start: usize,
     pub end: usize,
@@ -52,15 +52,24 @@ impl<'a> Document<'a> {
 
     /// The end of the string whose opening quote is at `start`, and whether it is plain.
     fn string(&self, start: usize) -> (usize, bool) {
-        let mut string = StringScan { body: self.body, at: start + 1, plain: true };
-        if string.run(start + LONG) {
-            return (string.at, string.plain);
+        let body = self.body;
+        if let Ok(end) = near_end(body, start + 1)
+            && body[end] == b'"'
+        {
+            return (end + 1, true);
         }
         if let Some(note) = self.note(start) {
             return (note.end, note.plain);
         }
-        string.run(self.body.len());
-        (string.at, string.plain)
+        let (mut at, mut plain) = (start + 1, true);
+        while let Some(end) = run_end(body, at) {
+            if body[end] == b'"' {
+                return (end + 1, plain);
+            }
+            plain &= !matches!(body.get(end + 1), Some(b'u' | b'/'));
+            at = end + 2;
+        }
+        (body.len(), plain)
     }
 
     fn end(&self, start: usize) -> usize {
@@ -172,6 +181,24 @@ impl<'d> Value<'d> {
         }))
     }
 
+    /// Hands out the elements of an array of whole numbers; `None` where one is none, or not below 2^32.
+    pub fn whole_numbers(self, mut put: impl FnMut(u32)) -> Option<()> {
+        let body = self.document.body;
+        let mut at = (self.opening() == b'[').then_some(self.start + 1)?;
+        loop {
+            at = skip_to_element(body, at);
+            if body.get(at) == Some(&b']') {
+                return Some(());
+            }
+            let (number, end) = whole_number(body, at)?;
+            if matches!(body.get(end), Some(b'.' | b'e' | b'E')) {
+                return None;
+            }
+            put(number);
+            at = end;
+        }
+    }
+
     /// The members `names` of an object, the last one where a key comes twice; absent where they are null.
     pub fn members<const N: usize>(self, names: [&str; N]) -> [Option<Value<'d>>; N] {
         let mut found = [None; N];
@@ -199,6 +226,9 @@ impl<'d> Value<'d> {
     /// Hands out this value without the space between its tokens: runs of bytes as they lie, and strings that are not plain.
     pub fn tokens(self, mut put: impl FnMut(Token<'d>)) {
         let body = self.document.body;
+        if let Some(note) = self.document.note(self.start).filter(|note| note.plain) {
+            return put(Token::Raw(&body[note.start..note.end]));
+        }
         let (mut at, mut run, mut depth) = (self.start, self.start, 0usize);
         loop {
             match body.get(at) {
@@ -252,27 +282,4 @@ pub(super) fn skip_space(body: &[u8], mut at: usize) -> usize {
 fn skip_to_element(body: &[u8], at: usize) -> usize {
     let at = skip_space(body, at);
     if body.get(at) == Some(&b',') { skip_space(body, at + 1) } else { at }
-}
-
-/// Runs through a string that is known to be well formed.
-struct StringScan<'a> {
-    body: &'a [u8],
-    at: usize,
-    plain: bool,
-}
-
-impl StringScan<'_> {
-    /// Goes on to the end of the string, or gives up at `limit` (answers false).
-    fn run(&mut self, limit: usize) -> bool {
-        let window = &self.body[..limit.min(self.body.len())];
-        while let Some(ahead) = window.get(self.at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
-            self.at += ahead + 1;
-            if window[self.at - 1] == b'"' {
-                return true;
-            }
-            self.plain &= !matches!(self.body.get(self.at), Some(b'u' | b'/'));
-            self.at += 1;
-        }
-        false
-    }
 }

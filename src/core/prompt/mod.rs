@@ -20,6 +20,7 @@ mod json;
 mod messages;
 mod request;
 mod responses;
+mod scan;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -81,7 +82,7 @@ pub fn read(endpoint: Endpoint, body: &[u8], key: &HashKey, block_bytes: usize) 
         let prompt = request.prompt()?;
         let mut namespace = blake3::Hasher::new_keyed(&key.0);
         request.write_namespace(prompt, &mut namespace);
-        let builder = ChainBuilder::new(key, block_bytes, namespace.finalize().as_bytes());
+        let builder = ChainBuilder::rooted(key, block_bytes, *namespace.finalize().as_bytes());
         let mut canon = Canon::new(builder, key);
         request.write_stream(prompt, &mut canon)?;
         media = canon.media;

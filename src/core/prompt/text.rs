@@ -5,7 +5,7 @@
 
 use memchr::memchr;
 
-use crate::core::prompt::canon::Sink;
+use crate::core::prompt::canon::{Pieces, Sink};
 
 /// The inside of a well-formed JSON string, without its quotes.
 #[derive(Copy, Clone)]
@@ -22,7 +22,10 @@ impl<'d> Text<'d> {
 
     /// Whether this spells `word`, which needs no escape.
     pub fn is(self, word: &str) -> bool {
-        self.length_may_be(word) && self.starts_with(word) && self.same_length(word)
+        if self.plain {
+            return self.inside == word.as_bytes();
+        }
+        self.inside.len() <= word.len() * LONGEST_ESCAPE && self.opening(word.len() + 1) == word.as_bytes()
     }
 
     /// Whether this begins with `word`, which needs no escape.
@@ -31,14 +34,6 @@ impl<'d> Text<'d> {
             return self.inside.starts_with(word.as_bytes());
         }
         self.opening(word.len()).starts_with(word.as_bytes())
-    }
-
-    fn length_may_be(self, word: &str) -> bool {
-        self.inside.len() == word.len() || !self.plain && self.inside.len() <= word.len() * LONGEST_ESCAPE
-    }
-
-    fn same_length(self, word: &str) -> bool {
-        self.plain || self.opening(word.len() + 1).len() == word.len()
     }
 
     /// At least the first `bytes` canonical bytes, if there are as many.
@@ -71,13 +66,13 @@ impl<'d> Text<'d> {
         if self.plain {
             return sink.put(self.inside);
         }
-        let mut pieces = Pieces { sink, held: [0; HELD], length: 0 };
+        let mut pieces = Pieces::new(sink);
         let mut rest = self.inside;
         while let Some(run) = if rest.first() == Some(&b'\\') { Some(0) } else { memchr(b'\\', rest) } {
             let (clear, spelled) = rest.split_at(run);
             pieces.put(clear);
             let escape = Escape::read(spelled);
-            pieces.put_code(escape.code);
+            put_code(&mut pieces, escape.code);
             rest = spelled.get(escape.length..).unwrap_or_default();
         }
         pieces.put(rest);
@@ -145,49 +140,23 @@ impl Escape {
 
 /// The UTF-16 unit that four hexadecimal digits spell.
 fn unit(digits: &[u8]) -> u32 {
-    let value = |digit: &u8| char::from(*digit).to_digit(16).unwrap_or(0);
+    let value = |digit: &u8| u32::from((digit & 15) + if digit.is_ascii_digit() { 0 } else { 9 });
     digits.iter().take(4).fold(0, |unit, digit| unit << 4 | value(digit))
 }
 
-/// Gathers small pieces, so that a sink sees them a kilobyte at a time.
-struct Pieces<'s, S> {
-    sink: &'s mut S,
-    held: [u8; HELD],
-    length: usize,
-}
-
-const HELD: usize = 1024;
-
-impl<S: Sink> Pieces<'_, S> {
-    fn put(&mut self, piece: &[u8]) {
-        if piece.len() > HELD - self.length {
-            self.flush();
-            if piece.len() > HELD / 2 {
-                return self.sink.put(piece);
-            }
-        }
-        self.held[self.length..self.length + piece.len()].copy_from_slice(piece);
-        self.length += piece.len();
-    }
-
-    fn put_code(&mut self, code: u32) {
-        let hex = |shift: u32| b"0123456789abcdef"[(code >> shift & 15) as usize];
-        match (code, char::from_u32(code)) {
-            (0x22, _) => self.put(b"\\\""),
-            (0x5c, _) => self.put(b"\\\\"),
-            (8, _) => self.put(b"\\b"),
-            (9, _) => self.put(b"\\t"),
-            (10, _) => self.put(b"\\n"),
-            (12, _) => self.put(b"\\f"),
-            (13, _) => self.put(b"\\r"),
-            (0x20.., Some(character)) => self.put(character.encode_utf8(&mut [0; 4]).as_bytes()),
-            _ => self.put(&[b'\\', b'u', hex(12), hex(8), hex(4), hex(0)]),
-        }
-    }
-
-    fn flush(&mut self) {
-        self.sink.put(&self.held[..self.length]);
-        self.length = 0;
+/// Puts one character in its canonical spelling, given its code or that of a lone surrogate.
+fn put_code<S: Sink>(pieces: &mut Pieces<S>, code: u32) {
+    let hex = |shift: u32| b"0123456789abcdef"[(code >> shift & 15) as usize];
+    match (code, char::from_u32(code)) {
+        (0x22, _) => pieces.put(b"\\\""),
+        (0x5c, _) => pieces.put(b"\\\\"),
+        (8, _) => pieces.put(b"\\b"),
+        (9, _) => pieces.put(b"\\t"),
+        (10, _) => pieces.put(b"\\n"),
+        (12, _) => pieces.put(b"\\f"),
+        (13, _) => pieces.put(b"\\r"),
+        (0x20.., Some(character)) => pieces.put_character(character),
+        _ => pieces.put(&[b'\\', b'u', hex(12), hex(8), hex(4), hex(0)]),
     }
 }
 
