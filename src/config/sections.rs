@@ -113,6 +113,8 @@ pub struct Price {
     pub recent_weight: f64,
     #[serde(deserialize_with = "scalar::not_negative")]
     pub recent_cap: f64,
+    #[serde(deserialize_with = "scalar::positive")]
+    pub replicate_shares: f64,
     #[serde(deserialize_with = "scalar::not_negative")]
     pub ghost_weight: f64,
 }
@@ -131,9 +133,18 @@ impl From<PriceSettings> for Price {
             displacement_weight,
             recent_weight,
             recent_cap,
+            replicate_shares,
             ghost_weight,
         } = settings;
-        Price { queue_weight, crowded_seconds, displacement_weight, recent_weight, recent_cap, ghost_weight }
+        Price {
+            queue_weight,
+            crowded_seconds,
+            displacement_weight,
+            recent_weight,
+            recent_cap,
+            replicate_shares,
+            ghost_weight,
+        }
     }
 }
 
@@ -145,6 +156,7 @@ impl From<Price> for PriceSettings {
             displacement_weight,
             recent_weight,
             recent_cap,
+            replicate_shares,
             ghost_weight,
         } = price;
         PriceSettings {
@@ -153,6 +165,7 @@ impl From<Price> for PriceSettings {
             displacement_weight,
             recent_weight,
             recent_cap,
+            replicate_shares,
             ghost_weight,
         }
     }

@@ -40,14 +40,16 @@ impl Booking {
         ask: &Ask,
         ticket: Ticket,
         uncached: f64,
+        era: u16,
         now: Time,
     ) -> Booking {
-        let block_tokens = ask.block_tokens.round().max(1.0) as u32;
+        let block_tokens = ask.block_tokens.round().max(1.0) as u16;
         let content_tokens = ask.chain.hashes.len() as u64 * u64::from(block_tokens);
         let guessed_tokens = (ask.prompt_tokens + ask.output_tokens).max(0.0) as u64;
         let filler = guessed_tokens.saturating_sub(content_tokens);
-        let claim = planner
-            .with_cache(&slot, |cache, follow| cache.admit(&ask.chain.hashes, block_tokens, filler, follow));
+        let claim = planner.with_cache(&slot, |cache, follow| {
+            cache.admit(&ask.chain.hashes, block_tokens, filler, era, follow)
+        });
         Booking {
             planner,
             slot,

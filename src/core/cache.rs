@@ -10,16 +10,21 @@
 use hashbrown::HashTable;
 
 use crate::core::ids::BlockHash;
+use crate::core::tally::Tally;
 
 const NONE: u32 = u32::MAX;
-const FREED: u32 = u32::MAX;
+const FREED: u16 = u16::MAX;
+/// More requests than this cannot pin one block; no engine runs nearly as many.
+const MAX_PINS: u16 = FREED - 1;
 
 /// One believed block. While `pins > 0` a request in flight uses it and `run` is [`NONE`].
 struct Block {
     hash: BlockHash,
-    tokens: u32,
+    tokens: u16,
     /// [`FREED`] once the block is no longer held.
-    pins: u32,
+    pins: u16,
+    /// Requests of late that used it.
+    uses: Tally,
     run: u32,
     /// The block that last followed this one in a chain: where to look first, without hashing. Only a hint.
     next: u32,
@@ -125,12 +130,21 @@ impl Cache {
         chain.iter().take_while(|hash| self.find(**hash).is_some()).count()
     }
 
+    /// How many of the chain's blocks, from its first on, at least `uses` requests of late have used.
+    pub fn popular(&self, chain: &[BlockHash], uses: f64, era: u16) -> usize {
+        let used =
+            |hash: &BlockHash| self.find(*hash).map_or(0, |slot| self.blocks[slot as usize].uses.at(era));
+        // Whoever uses a block uses all before it, so counts only fall along the chain.
+        chain.partition_point(|hash| f64::from(used(hash)) >= uses)
+    }
+
     /// Pins the chain's blocks for a request that is sent now, taking room for those not held and for `filler` tokens.
     pub fn admit(
         &mut self,
         chain: &[BlockHash],
-        block_tokens: u32,
+        block_tokens: u16,
         filler: u64,
+        era: u16,
         witness: &mut impl Witness,
     ) -> Claim {
         let mut slots = Vec::with_capacity(chain.len());
@@ -138,6 +152,7 @@ impl Cache {
         let mut last = NONE;
         for &hash in chain {
             let slot = match self.find_after(last, hash) {
+                Some(slot) if self.blocks[slot as usize].pins == MAX_PINS => break,
                 Some(slot) => {
                     self.pin(slot);
                     matched += usize::from(matched == slots.len());
@@ -149,6 +164,7 @@ impl Cache {
                     self.insert(hash, block_tokens)
                 }
             };
+            self.blocks[slot as usize].uses.add(era);
             if let Some(before) = self.blocks.get_mut(last as usize) {
                 before.next = slot;
             }
@@ -242,8 +258,8 @@ impl Cache {
         }
     }
 
-    fn insert(&mut self, hash: BlockHash, tokens: u32) -> u32 {
-        let block = Block { hash, tokens, pins: 1, run: NONE, next: NONE };
+    fn insert(&mut self, hash: BlockHash, tokens: u16) -> u32 {
+        let block = Block { hash, tokens, pins: 1, uses: Tally::default(), run: NONE, next: NONE };
         let slot = put(&mut self.blocks, &mut self.free_blocks, block);
         let blocks = &self.blocks;
         self.table.insert_unique(hash.0, slot, |&slot| blocks[slot as usize].hash.0);

@@ -17,4 +17,5 @@ pub mod planner;
 pub mod price;
 pub mod prompt;
 pub mod speed;
+pub mod tally;
 mod view;

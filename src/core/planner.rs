@@ -18,6 +18,7 @@ use crate::core::index::Index;
 use crate::core::load::Load;
 use crate::core::price::PriceSettings;
 use crate::core::speed::{Line, Pace};
+use crate::core::tally::Traffic;
 use crate::core::view::View;
 
 /// Settings of the planner; `Default` is the one place where its defaults are.
@@ -59,6 +60,7 @@ pub(super) struct Table {
     /// Mean seconds from first to last token of late.
     decode_seconds: f64,
     line: Line,
+    pub(super) traffic: Traffic,
 }
 
 #[derive(Default)]
@@ -205,9 +207,12 @@ impl Planner {
             return self.plan(ask, eligible, policy, now, random);
         };
         let ticket = load.book(terms.uncached, seconds, ask.streams, now);
+        let workers = fleet.iter().flatten().count();
+        table.traffic.add(workers);
+        let era = table.traffic.era();
         drop(table);
         let decision = Decision { candidates: view.candidates, ..decision };
-        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, terms.uncached, now)))
+        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, terms.uncached, era, now)))
     }
 
     /// What [`Planner::plan`] would do, without doing it.

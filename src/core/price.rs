@@ -1,7 +1,7 @@
 //! What it would cost to send a request to a worker, in seconds until its first token, term by term.
 //!
 //! ```text
-//! price = ( uncached + weight / (1 + x) * queue + displacement * pushed - ghost * x / (1 + x) * ghost_tokens ) / speed
+//! price = ( uncached - popular + weight / (1 + x) * queue + displacement * pushed - ghost * x / (1 + x) * ghost_tokens ) / speed
 //!         + min(recent_cap * prompt, recent * prompt * (recent(w) - least recent)) / speed
 //! x     = shortest queue of all workers in seconds / crowded_seconds        (0 while any worker is idle)
 //! ```
@@ -23,6 +23,8 @@ pub struct PriceSettings {
     pub recent_weight: f64,
     /// The most that the recent past may cost, as a share of the prompt. 0 to 1.
     pub recent_cap: f64,
+    /// How many workers' shares of all requests a prefix may draw on one worker before another copy of it is free. 1 to 1,000.
+    pub replicate_shares: f64,
     /// What a remembered home of an evicted prefix is worth, per token, when every worker queues. 0 to 1.
     pub ghost_weight: f64,
 }
@@ -35,6 +37,7 @@ impl Default for PriceSettings {
             displacement_weight: 0.25,
             recent_weight: 1.0,
             recent_cap: 0.3,
+            replicate_shares: 1.5,
             ghost_weight: 0.8,
         }
     }
@@ -47,6 +50,9 @@ pub struct Terms {
     pub cached: f64,
     /// Prompt tokens to prefill.
     pub uncached: f64,
+    /// Of `uncached`, those whose prefix so many requests share that one worker is not enough for it: a second copy will be
+    /// used again and again, so this request does not bear its cost.
+    pub popular: f64,
     /// Tokens booked there and not yet prefilled.
     pub queue: f64,
     /// Tokens of believed content that the request would push out.
@@ -76,7 +82,7 @@ impl PriceSettings {
 
     /// The price in seconds.
     pub fn seconds(&self, terms: &Terms, crowding: f64) -> f64 {
-        let tokens = terms.uncached
+        let tokens = terms.uncached - terms.popular
             + self.queue_weight / (1.0 + crowding) * terms.queue
             + self.displacement_weight * terms.pushed
             + terms.recent

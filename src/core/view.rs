@@ -6,6 +6,10 @@ use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
 use crate::core::ids::{Time, WorkerId};
 use crate::core::planner::{Fleet, Planner, Slot, Table};
 use crate::core::price::{PriceSettings, Terms};
+use crate::core::tally::Traffic;
+
+/// Fewer uses than this are no sign of popularity.
+const MIN_USES: f64 = 3.0;
 
 /// Candidates for which displacement is worked out, at most; beyond that, the price without it decides.
 const MAX_DISPLACEMENTS: usize = 64;
@@ -64,7 +68,10 @@ impl<'a> View<'a> {
         self.add_loads(planner, table, now);
         let (pick, runner_up) = match policy {
             Policy::Random => ((random % self.slots.len() as u64) as usize, None),
-            Policy::Kv => self.cheapest(planner, random),
+            Policy::Kv => {
+                self.add_popular(planner, table.traffic);
+                self.cheapest(planner, random)
+            }
         };
         let chosen = &self.candidates[pick];
         Decision {
@@ -130,6 +137,26 @@ impl<'a> View<'a> {
             }
         }
         (best, all.filter(|&at| at != best).min_by(|&a, &b| self.compare(a, b, random)))
+    }
+
+    /// A prefix that draws more than its share of all requests to one worker gets another copy. Without that, a system prompt
+    /// that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
+    fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
+        let Some(home) = (0..self.depths.len()).max_by_key(|&at| self.depths[at]) else { return };
+        if self.depths[home] == self.common {
+            return;
+        }
+        let share = f64::from(traffic.requests()) / self.slots.len() as f64;
+        let uses = (planner.settings.price.replicate_shares * share).max(MIN_USES);
+        let held = &self.ask.chain.hashes[..self.depths[home]];
+        let cache = self.slots[home].cache.lock();
+        let popular = cache.as_ref().map_or(0, |cache| cache.popular(held, uses, traffic.era()));
+        drop(cache);
+        for (candidate, &depth) in self.candidates.iter_mut().zip(&self.depths) {
+            let terms = &mut candidate.terms;
+            terms.popular =
+                (popular.saturating_sub(depth) as f64 * self.ask.block_tokens).min(terms.uncached);
+        }
     }
 
     fn add_displacement(&mut self, at: usize, price: &PriceSettings, crowding: f64) {

@@ -128,7 +128,7 @@ impl Twin {
     }
 }
 
-const BLOCK: u32 = 16;
+const BLOCK: u16 = 16;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -175,7 +175,7 @@ proptest! {
                 Step::Admit { stem, shared, own, filler } => {
                     // Every fourth request repeats an earlier one's own blocks.
                     let chain = chain(stem, shared, own, (serial as u64) / 4);
-                    let claim = cache.admit(&hashes(&chain), BLOCK, filler, &mut heard);
+                    let claim = cache.admit(&hashes(&chain), BLOCK, filler, 0, &mut heard);
                     let slow = twin.admit(&chain, filler);
                     prop_assert_eq!(claim.matched(), slow.matched);
                     open.push((claim, slow));
@@ -222,7 +222,7 @@ fn cache(tokens: u64) -> Cache {
 }
 
 fn run(cache: &mut Cache, chain: &[BlockHash], filler: u64) -> usize {
-    let claim = cache.admit(chain, BLOCK, filler, &mut Heard::default());
+    let claim = cache.admit(chain, BLOCK, filler, 0, &mut Heard::default());
     let matched = claim.matched();
     cache.release(claim, filler, &mut Heard::default());
     matched
@@ -249,7 +249,7 @@ fn heads_survive_a_cycle_that_does_not_fit() {
 #[test]
 fn blocks_in_use_are_never_dropped() {
     let mut cache = cache(32 * 16);
-    let kept = cache.admit(&prefix(0, 20), BLOCK, 0, &mut Heard::default());
+    let kept = cache.admit(&prefix(0, 20), BLOCK, 0, 0, &mut Heard::default());
     for of in 1..6 {
         run(&mut cache, &prefix(of, 20), 0);
     }
@@ -261,7 +261,7 @@ fn blocks_in_use_are_never_dropped() {
 #[test]
 fn a_claim_from_before_a_restart_changes_nothing() {
     let mut cache = cache(1_000);
-    let before = cache.admit(&prefix(0, 5), BLOCK, 7, &mut Heard::default());
+    let before = cache.admit(&prefix(0, 5), BLOCK, 7, 0, &mut Heard::default());
     assert_eq!(cache.clear(&mut Heard::default()), 5);
     run(&mut cache, &prefix(1, 5), 3);
     cache.release(before, 7, &mut Heard::default());
@@ -276,4 +276,21 @@ fn memory_is_bounded_without_a_known_capacity() {
     }
     assert_eq!(cache.len(), 50);
     assert!(cache.blocks.len() <= 51 && cache.runs.len() < 20, "{} {}", cache.blocks.len(), cache.runs.len());
+}
+
+#[test]
+fn popular_is_what_enough_requests_of_late_have_used() {
+    let mut cache = cache(1_000_000);
+    for serial in 0..10 {
+        let own = (0..5).map(|at| BlockHash(1_000_000 + serial * 100 + at));
+        let chain: Vec<BlockHash> = prefix(0, 20).into_iter().chain(own).collect();
+        let claim = cache.admit(&chain, BLOCK, 0, 0, &mut Heard::default());
+        cache.release(claim, 0, &mut Heard::default());
+    }
+    let chain: Vec<BlockHash> = prefix(0, 20).into_iter().chain([BlockHash(1_000_900)]).collect();
+    assert_eq!(cache.popular(&chain, 10.0, 0), 20);
+    assert_eq!(cache.popular(&chain, 1.0, 0), 21, "its own block was used once");
+    assert_eq!(cache.popular(&chain, 10.5, 0), 0);
+    assert_eq!(cache.popular(&chain, 10.0, 1), 0, "an era later half of it is forgotten");
+    assert_eq!(cache.popular(&chain, 5.0, 1), 20);
 }

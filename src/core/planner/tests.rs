@@ -84,6 +84,40 @@ fn a_hot_prefix_spills_to_one_more_worker_and_stays_there() {
     drop(busy);
 }
 
+/// One after another, so that no queue ever tells anybody to go elsewhere.
+#[test]
+fn a_system_prompt_shared_by_all_pins_nobody() {
+    let (planner, ids) = fleet(4, 1_000_000);
+    let mut counts = [0; 4];
+    for serial in 0..400 {
+        // Two thirds of the prompt are everybody's, nearly all of the rest is the group's.
+        let group = mix(serial) % 16;
+        let global = (0..40).map(|at| mix((1 << 50) | at));
+        let shared = (0..20).map(|at| mix((group << 32) | at));
+        let hashes: Vec<BlockHash> = global.chain(shared).map(BlockHash).collect();
+        let mut ask = ask(0, 0, 0, 0);
+        ask.prompt_tokens = hashes.len() as f64 * 64.0 + 10.0;
+        ask.chain = Chain { hashes: hashes.into(), bytes: 0 };
+        counts[serve(&planner, &ask, &ids, serial as f64).worker.index()] += 1;
+    }
+    assert!(counts.iter().all(|&count| count <= 150), "none above 1.5 times the mean: {counts:?}");
+}
+
+/// Two prefixes on six workers: each is worth three workers' shares, and gets a few copies, not a new one each time.
+#[test]
+fn few_hot_prefixes_spread_at_the_cost_of_few_misses() {
+    let (planner, ids) = fleet(6, 1_000_000);
+    let mut counts = [0; 6];
+    let mut misses = 0;
+    for serial in 0..200 {
+        let decision = serve(&planner, &ask(mix(serial) % 2, 30, 5, serial), &ids, serial as f64);
+        counts[decision.worker.index()] += 1;
+        misses += usize::from(decision.predicted_cached_tokens == 0.0);
+    }
+    assert!(misses <= 8, "{misses} misses");
+    assert!(counts.iter().filter(|&&count| count > 0).count() >= 4, "{counts:?}");
+}
+
 #[test]
 fn a_booking_dropped_before_the_worker_took_it_leaves_no_trace() {
     let (planner, ids) = fleet(2, 1_000_000);
