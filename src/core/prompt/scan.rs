@@ -40,7 +40,7 @@ fn special(word: u64) -> u64 {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGH: u64 = ONES << 7;
     let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & HIGH;
-    let is = |sign: u8| below(word ^ ONES * u64::from(sign), 1);
+    let is = |sign: u8| below(word ^ (ONES * u64::from(sign)), 1);
     below(word, b' ') | is(b'"') | is(b'\\')
 }
 
