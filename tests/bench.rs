@@ -10,8 +10,10 @@ use clap::Parser;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use warmroute::config::{Mode, Origin, Worker};
 use warmroute::engine::http::{EngineConfig, Fleet};
 use warmroute::experiment::bench::{self, BenchArgs};
+use warmroute::testing::TestRouter;
 
 /// What a request asked for.
 struct Asked {
@@ -497,4 +499,33 @@ async fn usage_and_counters_of_a_simulated_worker_agree() {
         assert_eq!(point["notes"], json!([]));
         assert_eq!(point["requests_by_worker"].as_object().unwrap().values().next().unwrap(), 40);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compares_the_modes_of_a_running_proxy_and_leaves_it_as_it_was() {
+    let config =
+        EngineConfig { enable_prompt_tokens_details: true, time_scale: 20.0, ..EngineConfig::default() };
+    let fleet = Fleet::start(vec![config; 3]).await.unwrap();
+    let mut config = TestRouter::config(Mode::Kv, &[]);
+    let urls: Vec<String> = fleet.addresses().iter().map(|at| format!("http://{at}")).collect();
+    for url in &urls {
+        let url = Origin::parse(url).unwrap();
+        config.workers.fixed.push(Worker { url, capacity_tokens: Some(9344), prefill_speed: None });
+    }
+    let router = TestRouter::start(config).await;
+
+    let (target, admin) = (router.clients.to_string(), format!("http://{}", router.admin));
+    let mut args = vec!["--target", &target, "--admin", &admin, "--prefixes", "6", "--runs", "2"];
+    args.extend(["--requests", "60"]);
+    urls.iter().for_each(|url| args.extend(["--metrics", url]));
+    let report = bench(&args).await.unwrap();
+    let points = report["points"].as_array().unwrap();
+    let hits = |at: usize| points[at]["hit_share"].as_f64().unwrap();
+    assert_eq!((&points[0]["mode"], &points[1]["mode"]), (&json!("random"), &json!("kv")));
+    assert_eq!(points[0]["workers"], 3);
+    assert!(hits(1) > hits(0), "random {}, kv {}", hits(0), hits(1));
+    assert!(router.admin("/mode").await.contains("kv"));
+
+    let error = bench(&["--target", &target, "--admin", &target]).await.unwrap_err();
+    assert!(error.contains("--admin"), "{error}");
 }

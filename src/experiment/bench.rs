@@ -15,7 +15,7 @@ use crate::experiment::matrix::{self, Cell, Journal, Measured};
 use crate::experiment::prompts::Api;
 use crate::experiment::report::{self, Point};
 use crate::experiment::service::{self, Settings};
-use crate::experiment::subject::{Subject, Wish};
+use crate::experiment::subject::{ModeSwitch, Subject, Wish};
 use crate::experiment::target::Target;
 
 #[derive(Args, Clone, Debug)]
@@ -43,6 +43,9 @@ pub struct MeasureArgs {
     /// An engine behind the target, for its /metrics; repeat for each of them. NAME= says behind which target
     #[arg(long, value_name = "[NAME=]URL")]
     pub metrics: Vec<Named>,
+    /// Admin listener of the warmroute that the target is: its modes random and kv are compared, in turns
+    #[arg(long, value_name = "URL")]
+    pub admin: Option<String>,
     /// Model to ask for [default: the first that the target lists]
     #[arg(long)]
     pub model: Option<String>,
@@ -183,6 +186,7 @@ fn check(args: &MeasureArgs) -> Result<()> {
     ensure!(args.output_tokens > 0, "--output-tokens must be at least 1");
     ensure!(args.requests != Some(0), "--requests must be at least 1");
     let names = names(args)?;
+    ensure!(args.admin.is_none() || names.len() == 1, "--admin compares the modes of one --target");
     for named in &args.metrics {
         if let Some(name) = named.name.as_ref().filter(|name| !names.contains(name)) {
             bail!("--metrics {name}={}: no --target is called `{name}`", named.url);
@@ -208,6 +212,19 @@ fn names(args: &MeasureArgs) -> Result<Vec<String>> {
 
 async fn measure(args: &MeasureArgs) -> Result<Report> {
     let subjects = learn(args).await?;
+    let Some(admin) = &args.admin else { return measure_all(args, subjects).await };
+    let before = ModeSwitch::now(Target::resolve(admin).await?).await?;
+    let in_modes = ["random", "kv"].map(|mode| Subject {
+        name: mode.to_owned(),
+        mode: Some(ModeSwitch { mode: mode.to_owned(), ..before.clone() }),
+        ..subjects[0].clone()
+    });
+    let report = measure_all(args, in_modes.into()).await;
+    before.enter().await?;
+    report
+}
+
+async fn measure_all(args: &MeasureArgs, subjects: Vec<Subject>) -> Result<Report> {
     let cells = matrix::order(subjects.len(), &args.prefixes, &args.concurrency, args.runs);
     let (mut journal, mut measured) = match &args.journal {
         Some(path) => {
@@ -234,6 +251,9 @@ async fn measure(args: &MeasureArgs) -> Result<Report> {
             cell.run + 1,
             args.runs
         ));
+        if let Some(mode) = &subject.mode {
+            mode.enter().await?;
+        }
         let figures = service::run(subject, settings, &progress)
             .await
             .with_context(|| format!("{}: {} prefixes, run {}", subject.name, cell.prefixes, cell.run + 1))?;
@@ -300,7 +320,7 @@ fn fingerprint(args: &MeasureArgs) -> Result<String> {
     };
     let settings = serde_json::json!({
         "targets": urls(&args.targets), "metrics": urls(&args.metrics), "model": args.model,
-        "api": args.api.path(), "prefixes": args.prefixes, "concurrency": args.concurrency,
+        "admin": args.admin, "api": args.api.path(), "prefixes": args.prefixes, "concurrency": args.concurrency,
         "requests": args.requests, "seed": args.seed, "keep_alive": args.keep_alive,
         "prefix_tokens": args.prefix_tokens, "prompt_tokens": args.prompt_tokens,
         "output_tokens": args.output_tokens,

@@ -45,7 +45,12 @@ pub struct Finished {
     pub outcomes: Vec<Outcome>,
     /// From the first start to the last end.
     pub wall: Duration,
+    /// How late timers of this process rang meanwhile, in milliseconds, sorted: a busy machine stamps times late, too.
+    pub lags_ms: Vec<f64>,
 }
+
+/// How often a timer is set to see how late it rings.
+const LAG_PROBE: Duration = Duration::from_millis(20);
 
 impl Load {
     /// Sends all `jobs`, `concurrency` at a time, in order.
@@ -56,10 +61,27 @@ impl Load {
         for _ in 0..self.concurrency.max(1) {
             loops.spawn(one_loop(self.clone(), Arc::clone(&jobs), Arc::clone(&next)));
         }
-        let mut outcomes: Vec<Outcome> = loops.join_all().await.into_iter().flatten().collect();
+        let (ended, lags_ms) = with_lags(loops.join_all()).await;
         let wall = started.elapsed();
+        let mut outcomes: Vec<Outcome> = ended.into_iter().flatten().collect();
         outcomes.sort_by_key(|outcome| outcome.index);
-        Finished { outcomes, wall }
+        Finished { outcomes, wall, lags_ms }
+    }
+}
+
+/// Waits for `work`, and tells how late timers rang meanwhile.
+async fn with_lags<T>(work: impl Future<Output = T>) -> (T, Vec<f64>) {
+    let mut lags_ms = Vec::new();
+    let mut work = std::pin::pin!(work);
+    loop {
+        let due = Instant::now() + LAG_PROBE;
+        tokio::select! {
+            done = &mut work => {
+                lags_ms.sort_by(f64::total_cmp);
+                return (done, lags_ms);
+            }
+            () = tokio::time::sleep_until(due.into()) => lags_ms.push(due.elapsed().as_secs_f64() * 1e3),
+        }
     }
 }
 

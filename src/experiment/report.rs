@@ -85,6 +85,7 @@ fn median_figures(runs: &[Figures]) -> Option<Figures> {
         requests_per_s: over(|run| run.requests_per_s)?,
         requests_by_worker: middle.requests_by_worker.clone(),
         preemptions: middle.preemptions,
+        timer_lag_ms: over(|run| run.timer_lag_ms)?,
         notes,
         samples: Vec::new(),
     })
@@ -153,9 +154,19 @@ pub fn points_table(points: &[Point]) -> Table {
     )
 }
 
-/// The notes of all points, each point named once per note.
+/// Lag of timers that is worth a note: well above what an idle machine shows, and a tenth of a prefill.
+const NOTED_LAG_MS: f64 = 10.0;
+
+/// The notes of all points, each with its point's name.
 pub fn notes(points: &[Point]) -> Vec<String> {
     let mut notes = Vec::new();
+    let lag = points.iter().map(|point| point.median.timer_lag_ms).fold(0.0, f64::max);
+    if lag > NOTED_LAG_MS {
+        notes.push(format!(
+            "this machine was busy: one timer in a hundred rang {lag:.0} ms late or more, and times may be too long by as \
+             much"
+        ));
+    }
     for point in points {
         let place = format!("{}, {} prefixes", point.mode, point.prefixes);
         notes.extend(point.median.notes.iter().map(|note| format!("{place}, {note}")));
@@ -188,6 +199,7 @@ pub(crate) mod tests {
                 ("b".into(), by_worker[1]),
             ])),
             preemptions: None,
+            timer_lag_ms: 1.0,
             notes: vec!["odd".into()],
             samples: Vec::new(),
         }

@@ -13,7 +13,7 @@ use crate::experiment::counters::{self, Counts, Snapshot, Workers};
 use crate::experiment::exchange::Client;
 use crate::experiment::load::{Finished, Load, Outcome};
 use crate::experiment::prompts::{Use, Writer};
-use crate::experiment::stats::Percentiles;
+use crate::experiment::stats::{self, Percentiles};
 use crate::experiment::subject::Subject;
 
 /// The two counts of cached tokens may differ by this share of all prompt tokens before it is worth a note.
@@ -69,6 +69,8 @@ pub struct Figures {
     pub requests_per_s: f64,
     pub requests_by_worker: Option<BTreeMap<String, u64>>,
     pub preemptions: Option<u64>,
+    /// How late timers of the load generator rang, 99th percentile: by so much may times be too long.
+    pub timer_lag_ms: f64,
     /// Whatever makes a figure doubtful, in words.
     pub notes: Vec<String>,
     /// The answered requests, where they are asked for: what a comparison draws from.
@@ -222,6 +224,7 @@ fn figures(finished: &Finished, counted: Option<&Snapshot>, shareable: Option<u3
         requests_per_s: ratio(count, finished.wall.as_secs_f64()),
         requests_by_worker: counted.map(by_worker),
         preemptions: totals.map(|totals| totals.preemptions.max(0.0) as u64),
+        timer_lag_ms: rounded(stats::quantile(&finished.lags_ms, 0.99).unwrap_or(0.0)),
         notes,
         samples: rows,
     })
@@ -298,7 +301,7 @@ mod tests {
     fn four() -> Finished {
         let outcomes =
             vec![answered(0, 100, 0), answered(1, 40, 2032), answered(2, 60, 1016), answered(3, 110, 0)];
-        Finished { outcomes, wall: Duration::from_secs(2) }
+        Finished { outcomes, wall: Duration::from_secs(2), lags_ms: Vec::new() }
     }
 
     #[test]
@@ -339,7 +342,7 @@ mod tests {
         assert_eq!(figures.prefix_token_share, 0.5, "of the most that was cached");
 
         let outcomes = vec![Outcome { index: 0, result: Err(Failure::Incomplete("any output")) }];
-        let none = Finished { outcomes, wall: Duration::from_secs(1) };
+        let none = Finished { outcomes, wall: Duration::from_secs(1), lags_ms: Vec::new() };
         assert!(super::figures(&none, None, None).unwrap_err().to_string().contains("any output"));
     }
 

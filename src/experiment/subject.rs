@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::experiment::counters::Workers;
@@ -28,6 +28,40 @@ pub struct Subject {
     pub workers: Workers,
     pub template: Template,
     pub sizes: Sizes,
+    /// The mode to put the target in before each of its runs.
+    pub mode: Option<ModeSwitch>,
+}
+
+/// A mode of a warmroute, and its admin listener, where that is switched.
+#[derive(Clone, Debug)]
+pub struct ModeSwitch {
+    pub admin: Target,
+    pub mode: String,
+}
+
+impl ModeSwitch {
+    /// The mode that the proxy is in.
+    ///
+    /// # Errors
+    /// If `admin` is no admin listener of a warmroute.
+    pub async fn now(admin: Target) -> Result<ModeSwitch> {
+        let (status, text) = admin.get("/mode").await?;
+        let mode = || Some(serde_json::from_str::<Value>(&text).ok()?["mode"].as_str()?.to_owned());
+        match (status.is_success(), mode()) {
+            (true, Some(mode)) => Ok(ModeSwitch { admin, mode }),
+            _ => bail!("{admin}/mode: status {status}; --admin wants the admin listener of a warmroute"),
+        }
+    }
+
+    /// Switches the proxy to this mode.
+    ///
+    /// # Errors
+    /// If it refuses.
+    pub async fn enter(&self) -> Result<()> {
+        let (status, text) = self.admin.put("/mode", &self.mode).await?;
+        ensure!(status.is_success(), "PUT {}/mode: status {status}: {text}", self.admin);
+        Ok(())
+    }
 }
 
 /// How to ask, and for prompts of which sizes.
@@ -62,7 +96,7 @@ impl Subject {
             Some(sizes) => sizes,
             None => sizing::by_probe(PROBE_WORDS, probe_tokens, wanted),
         };
-        Ok(Subject { name: name.to_owned(), target, workers, template, sizes })
+        Ok(Subject { name: name.to_owned(), target, workers, template, sizes, mode: None })
     }
 }
 

@@ -112,6 +112,11 @@ impl Target {
         self.call(Method::POST, path, body.to_string().into()).await
     }
 
+    /// `PUT path` with a plain body, whole.
+    pub async fn put(&self, path: &str, body: &str) -> Result<(StatusCode, String)> {
+        self.call(Method::PUT, path, Bytes::copy_from_slice(body.as_bytes())).await
+    }
+
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, String)> {
         let what = format!("{method} http://{}{}{path}", self.authority, self.path_prefix);
         let exchange = async {
