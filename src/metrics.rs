@@ -100,6 +100,8 @@ label! {
         OpaqueShape = "opaque_shape",
         /// The prompt goes on from something that only a worker has.
         OpaqueStored = "opaque_stored",
+        /// No worker is known to be well, so those that may be were asked.
+        NoHealthyWorker = "no_healthy_worker",
         /// The worker drawn for the client connection is out, so another was drawn.
         PinnedWorkerOut = "pinned_worker_out",
     }
@@ -123,6 +125,10 @@ label! {
         Connect = "connect",
         BeforeHead = "before_head",
         InBody = "in_body",
+        /// The worker's own word, in the middle of a stream, that it has failed.
+        InStream = "in_stream",
+        /// Given up after too long a silence.
+        Silent = "silent",
     }
 }
 
@@ -131,7 +137,10 @@ label! {
     WorkerState as "state" {
         Starting = "starting",
         Up = "up",
-        Out = "out",
+        Unreachable = "unreachable",
+        Unhealthy = "unhealthy",
+        Broken = "broken",
+        Stalled = "stalled",
         Trial = "trial",
     }
 }

@@ -205,12 +205,13 @@ async fn an_answer_that_breaks_off_is_not_made_to_look_whole() {
     let other = FakeEngine::start().await;
     let router = TestRouter::before(Mode::Kv, &[&engine, &other]).await;
     let cut = |_: &Message| {
-        vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::chunk("data: 2\n\n"), Step::Reset]
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+        vec![Step::send(head), Step::chunk("{\"a\":"), Step::chunk("[1,"), Step::Reset]
     };
     engine.always(cut);
     other.always(cut);
     let answer = router.client().await.post("/v1/chat/completions", chat("x")).await;
-    assert_eq!(answer.text(), "data: 1\n\ndata: 2\n\n");
+    assert_eq!(answer.text(), "{\"a\":[1,", "what came before the break comes through");
     assert!(!answer.complete);
     assert_eq!(engine.seen().len() + other.seen().len(), 1, "nothing is tried again after the head");
     router
@@ -231,7 +232,7 @@ async fn a_refused_worker_is_passed_over_and_leaves_rotation() {
         assert_eq!(answer.status(), 200);
     }
     assert_eq!(alive.seen().len(), 50);
-    let state = format!(r#"warmroute_worker_state{{state="out",worker="{}"}}"#, dead.address());
+    let state = format!(r#"warmroute_worker_state{{state="unreachable",worker="{}"}}"#, dead.address());
     router.metric_is(&state, 1.0).await;
 }
 

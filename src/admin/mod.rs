@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::config::Mode;
-use crate::fleet::health::Standing;
 use crate::lifecycle::Phase;
 use crate::proxy::Proxy;
 
@@ -98,12 +97,7 @@ fn fleet(proxy: &Proxy) -> Value {
         .workers
         .iter()
         .map(|worker| {
-            let state = match worker.standing() {
-                Standing::Starting => "starting",
-                Standing::Up => "up",
-                Standing::Out => "out",
-                Standing::Trial => "trial",
-            };
+            let state = worker.standing().as_str();
             let belief = proxy.planner.belief(worker.id, now).map(|belief| {
                 json!({
                     "blocks": belief.blocks,

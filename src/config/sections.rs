@@ -46,6 +46,14 @@ pub struct Health {
     /// How long a worker stays out before one request may try it again; doubles each time, up to thirty times this.
     #[serde(with = "scalar::duration")]
     pub retry_after: Duration,
+    /// A worker that has several requests and brings nothing for any of them for so long counts as stalled: others are
+    /// preferred until something comes. Nothing is cut for it.
+    #[serde(with = "scalar::timer")]
+    pub stalled_after: Option<Duration>,
+    /// Once connections to a worker fail, an answer of its may stay silent for so long; then it is ended, or if its client has
+    /// seen nothing of it, asked for elsewhere.
+    #[serde(with = "scalar::timer")]
+    pub unreachable_silence: Option<Duration>,
 }
 
 impl Default for Health {
@@ -58,6 +66,9 @@ impl Default for Health {
             probe_failures: 3,
             request_failures: 3,
             retry_after: Duration::from_secs(1),
+            stalled_after: Some(Duration::from_secs(30)),
+            // vLLM kills its engine as it stops listening, and its running requests hang from then on.
+            unreachable_silence: Some(Duration::from_secs(5)),
         }
     }
 }
@@ -201,7 +212,7 @@ impl Default for Limits {
     }
 }
 
-/// Timers. There is no limit on the time of a whole response: a generation may take as long as it takes.
+/// Timers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timeouts {
@@ -214,6 +225,12 @@ pub struct Timeouts {
     /// Between two pieces of a request body.
     #[serde(with = "scalar::timer")]
     pub client_body: Option<Duration>,
+    /// Longest silence of a worker, before its answer and within it, to within a quarter; off: it may take its time.
+    #[serde(with = "scalar::timer")]
+    pub silence: Option<Duration>,
+    /// Longest time for a whole answer; off: it may take its time.
+    #[serde(with = "scalar::timer")]
+    pub response: Option<Duration>,
     /// How long an idle connection to a worker is kept for reuse. Keep it below the worker's own limit
     /// (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, 5 s).
     #[serde(with = "scalar::duration")]
@@ -228,6 +245,9 @@ impl Default for Timeouts {
             // Above the 60 s for which common load balancers keep a connection: they must be the ones to close it.
             client_head: Some(Duration::from_secs(75)),
             client_body: Some(Duration::from_secs(30)),
+            // A long prompt in a long queue is silent for minutes, and a long generation takes as long as it takes.
+            silence: None,
+            response: None,
             pool_idle: Duration::from_secs(4),
         }
     }

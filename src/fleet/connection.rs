@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -56,6 +56,9 @@ pub enum ExchangeError {
     /// What the worker sent is not an HTTP response.
     #[error("did not answer in HTTP: {0}")]
     Nonsense(#[source] hyper::Error),
+    /// The worker answered that its engine is gone or that it is shutting down: it has done nothing, and will do nothing more.
+    #[error("answered that it is going down")]
+    Dying,
 }
 
 /// The socket, noting whether anything has been read since it was last asked.
@@ -177,7 +180,7 @@ impl Connection {
         .await;
         match sent {
             Ok(response) => Ok(response.map(|body| {
-                let mut answer = Answer { body, connection: Some(self), pool };
+                let mut answer = Answer { body, ahead: None, connection: Some(self), pool };
                 answer.notice_end();
                 answer
             })),
@@ -200,14 +203,34 @@ impl Connection {
 /// back to the pool; dropped before, it closes it.
 pub struct Answer {
     body: Incoming,
+    /// What was read of it in advance.
+    ahead: Option<Bytes>,
     connection: Option<Connection>,
     pool: Pool,
 }
 
 impl Answer {
-    /// The whole response has been read.
+    /// The whole response has been taken.
     pub fn is_over(&self) -> bool {
-        self.connection.is_none()
+        self.connection.is_none() && self.ahead.is_none()
+    }
+
+    /// Ends it here, and with it the connection.
+    pub fn close(&mut self) {
+        self.connection = None;
+        self.ahead = None;
+    }
+
+    /// Reads the whole body in advance if it is promised to be no longer than `limit`; it can still be taken as if it had
+    /// not been read. `None` if it is longer, or did not come.
+    pub async fn peek(&mut self, limit: u64) -> Option<Bytes> {
+        self.body.size_hint().exact().filter(|length| (1..=limit).contains(length))?;
+        let mut whole = BytesMut::new();
+        while let Some(frame) = self.frame().await {
+            whole.extend_from_slice(frame.ok()?.data_ref()?);
+        }
+        self.ahead = Some(whole.freeze());
+        self.ahead.clone()
     }
 
     fn notice_end(&mut self) {
@@ -231,6 +254,9 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(ahead) = self.ahead.take() {
+            return Poll::Ready(Some(Ok(Frame::data(ahead))));
+        }
         let mut polled = Pin::new(&mut self.body).poll_frame(cx);
         if polled.is_pending()
             && let Some(connection) = &mut self.connection
@@ -249,11 +275,14 @@ impl Body for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.ahead.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.ahead {
+            Some(ahead) => SizeHint::with_exact(ahead.len() as u64),
+            None => self.body.size_hint(),
+        }
     }
 }
 

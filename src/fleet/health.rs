@@ -2,14 +2,19 @@
 //!
 //! ```text
 //!  Starting --probe passed, or an answer--> Up
-//!  Up       --probes or requests failed, so many in a row--> Out
-//!  Out      --probe passed (if it is not requests that broke)--> Up
-//!  Out      --its time is over (if it is requests that broke, or nobody probes)--> Trial
-//!  Trial    --an answer--> Up        Trial --a failure--> Out, for twice as long
+//!  Up    --failed so many times in a row--> Out, for a reason:
+//!           Unreachable   no connection could be opened
+//!           Unhealthy     its health page failed
+//!           Broke         it took requests and lost them
+//!           Stalled       it has requests and brings nothing for any of them
+//!  Out   --probe passed, if Unreachable or Unhealthy--> Up
+//!  Out   --an answer--> Up
+//!  Out   --its time is over, if a probe cannot or may not clear it--> Trial
+//!  Trial --an answer--> Up        Trial --a failure--> Out, for twice as long
 //! ```
 //!
 //! An answer of any status shows that the worker lives: 4xx, 429 and 503 never count against it. A passed probe does not
-//! redeem a worker whose requests broke: engines were seen that freeze or die behind a healthy page.
+//! redeem a worker that breaks or stalls: engines were seen that freeze or die behind a healthy page.
 
 use crate::config;
 use crate::core::ids::Time;
@@ -18,13 +23,18 @@ use crate::core::ids::Time;
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     ProbePassed,
+    /// The health page could be reached, and was bad or late.
     ProbeFailed,
-    /// A response head came, whatever its status.
+    /// A connection could not be opened, for a probe or a request.
+    Unreachable,
+    /// A request was answered: its first token, or its whole head where nothing is streamed.
     Answered,
-    /// A connection could not be opened.
-    ConnectFailed,
-    /// The worker took a request and broke off before it had answered.
+    /// The worker took a request and lost it.
     Broke,
+    /// It said that it is going down.
+    Dying,
+    /// It has had requests for too long and has brought nothing.
+    Stalled,
     /// A request was placed on it.
     Picked,
     /// The request that tried the worker ended without showing anything (its client left).
@@ -38,32 +48,33 @@ pub enum Event {
 pub enum Standing {
     Starting,
     Up,
-    Out,
+    Out(Reason),
     Trial,
 }
 
-/// A change of state.
+/// Why a worker is out.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub struct Change {
-    pub from: Standing,
-    pub to: Standing,
-}
-
-/// What lets a worker back in.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-enum Proof {
-    /// A passed probe.
-    Probe,
-    /// An answered request.
-    Answer,
+pub enum Reason {
+    Unreachable,
+    Unhealthy,
+    Broke,
+    Stalled,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 enum State {
     Starting,
-    Up { probe_failures: usize, request_failures: usize },
-    Out { until: Time, times: u32, proof: Proof },
+    Up(Failures),
+    Out { reason: Reason, until: Time, times: u32 },
     Trial { taken: bool, times: u32 },
+}
+
+/// Failures in a row, by kind.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Failures {
+    probes: usize,
+    connects: usize,
+    requests: usize,
 }
 
 /// The health of one worker.
@@ -78,69 +89,58 @@ const LONGEST_WAIT: f64 = 30.0;
 impl Health {
     /// A worker that is probed starts when its first probe has passed; without probes it is taken to be up.
     pub fn new(probed: bool) -> Health {
-        let state =
-            if probed { State::Starting } else { State::Up { probe_failures: 0, request_failures: 0 } };
-        Health { state }
+        Health { state: if probed { State::Starting } else { State::Up(Failures::default()) } }
     }
 
     pub fn standing(&self) -> Standing {
         match self.state {
             State::Starting => Standing::Starting,
-            State::Up { .. } => Standing::Up,
-            State::Out { .. } => Standing::Out,
+            State::Up(_) => Standing::Up,
+            State::Out { reason, .. } => Standing::Out(reason),
             State::Trial { .. } => Standing::Trial,
         }
     }
 
     /// May be given a request. A worker on trial takes one.
     pub fn is_eligible(&self) -> bool {
-        matches!(self.state, State::Up { .. } | State::Trial { taken: false, .. })
+        matches!(self.state, State::Up(_) | State::Trial { taken: false, .. })
     }
 
     /// Up without any recent failure, so that an answer changes nothing.
     pub fn is_calm(&self) -> bool {
-        matches!(self.state, State::Up { request_failures: 0, .. })
+        matches!(&self.state, State::Up(failures) if *failures == Failures::default())
     }
 
     pub fn record(&mut self, event: Event, now: Time, settings: &config::Health) {
-        use Event::*;
-        let up = State::Up { probe_failures: 0, request_failures: 0 };
-        let next = match (&mut self.state, event) {
-            (State::Starting, ProbePassed | Answered) => Some(up),
-            (State::Up { probe_failures, .. }, ProbePassed) => {
-                *probe_failures = 0;
-                None
+        let next = match &mut self.state {
+            State::Starting => matches!(event, Event::ProbePassed | Event::Answered).then(up),
+            State::Up(failures) => {
+                failures.count(event, settings).map(|reason| out(reason, 1, now, settings))
             }
-            (State::Up { request_failures, .. }, Answered) => {
-                *request_failures = 0;
-                None
-            }
-            (State::Up { probe_failures, .. }, ProbeFailed) => {
-                *probe_failures += 1;
-                (*probe_failures >= settings.probe_failures).then(|| out(1, Proof::Probe, now, settings))
-            }
-            (State::Up { request_failures, .. }, ConnectFailed | Broke) => {
-                *request_failures += 1;
-                let proof = proof_after(event, settings);
-                (*request_failures >= settings.request_failures).then(|| out(1, proof, now, settings))
-            }
-            (State::Out { proof: Proof::Probe, .. }, ProbePassed) => Some(up),
-            (State::Out { .. } | State::Trial { .. }, Answered) => Some(up),
-            (State::Out { until, times, proof: Proof::Answer }, Tick) if now >= *until => {
-                Some(State::Trial { taken: false, times: *times })
-            }
-            (State::Trial { taken, .. }, Picked) => {
-                *taken = true;
-                None
-            }
-            (State::Trial { taken, .. }, Unproven) => {
-                *taken = false;
-                None
-            }
-            (State::Trial { times, .. }, ConnectFailed | Broke) => {
-                Some(out(*times + 1, proof_after(event, settings), now, settings))
-            }
-            _ => None,
+            State::Out { reason, until, times } => match event {
+                Event::Answered => Some(up()),
+                Event::ProbePassed if reason.is_cleared_by_a_probe() => Some(up()),
+                Event::Tick if now >= *until && !reason.waits_for_a_probe(settings) => {
+                    Some(State::Trial { taken: false, times: *times })
+                }
+                // While it was out for something lesser, it has gone altogether.
+                Event::Unreachable => {
+                    *reason = Reason::Unreachable;
+                    None
+                }
+                _ => None,
+            },
+            State::Trial { taken, times } => match event {
+                Event::Answered => Some(up()),
+                Event::Picked | Event::Unproven => {
+                    *taken = event == Event::Picked;
+                    None
+                }
+                Event::Unreachable => Some(out(Reason::Unreachable, *times + 1, now, settings)),
+                Event::Broke | Event::Dying => Some(out(Reason::Broke, *times + 1, now, settings)),
+                Event::Stalled => Some(out(Reason::Stalled, *times + 1, now, settings)),
+                _ => None,
+            },
         };
         if let Some(next) = next {
             self.state = next;
@@ -148,21 +148,55 @@ impl Health {
     }
 }
 
-/// Nothing but a request can show more than a refused connection does, unless probes run.
-fn proof_after(event: Event, settings: &config::Health) -> Proof {
-    match event {
-        Event::ConnectFailed if settings.interval.is_some() => Proof::Probe,
-        _ => Proof::Answer,
+impl Failures {
+    /// Counts, and says why the worker is out if it is.
+    fn count(&mut self, event: Event, settings: &config::Health) -> Option<Reason> {
+        match event {
+            Event::ProbePassed => (self.probes, self.connects) = (0, 0),
+            Event::Answered => *self = Failures::default(),
+            Event::ProbeFailed => {
+                self.probes += 1;
+                return (self.probes >= settings.probe_failures).then_some(Reason::Unhealthy);
+            }
+            Event::Unreachable => {
+                self.connects += 1;
+                return (self.connects >= settings.request_failures).then_some(Reason::Unreachable);
+            }
+            Event::Broke => {
+                self.requests += 1;
+                return (self.requests >= settings.request_failures).then_some(Reason::Broke);
+            }
+            Event::Dying => return Some(Reason::Broke),
+            Event::Stalled => return Some(Reason::Stalled),
+            Event::Picked | Event::Unproven | Event::Tick => {}
+        }
+        None
     }
 }
 
-fn out(times: u32, proof: Proof, now: Time, settings: &config::Health) -> State {
+impl Reason {
+    fn is_cleared_by_a_probe(self) -> bool {
+        matches!(self, Reason::Unreachable | Reason::Unhealthy)
+    }
+
+    /// As long as probes run, they are the ones to find such a worker well again.
+    fn waits_for_a_probe(self, settings: &config::Health) -> bool {
+        self.is_cleared_by_a_probe() && settings.interval.is_some()
+    }
+}
+
+fn up() -> State {
+    State::Up(Failures::default())
+}
+
+fn out(reason: Reason, times: u32, now: Time, settings: &config::Health) -> State {
     let factor = 2f64.powi(times.saturating_sub(1).min(16) as i32).min(LONGEST_WAIT);
-    State::Out { until: now + settings.retry_after.as_secs_f64() * factor, times, proof }
+    State::Out { reason, until: now + settings.retry_after.as_secs_f64() * factor, times }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Event::*;
     use super::*;
 
     fn settings() -> config::Health {
@@ -184,14 +218,13 @@ mod tests {
     fn a_probed_worker_starts_with_its_first_passed_probe() {
         let mut health = Health::new(true);
         assert!(!health.is_eligible());
-        let seen = walk(&mut health, &[(0.0, Event::ProbeFailed), (2.0, Event::ProbePassed)]);
-        assert_eq!(seen, [Standing::Starting, Standing::Up]);
+        let seen = walk(&mut health, &[(0.0, Unreachable), (2.0, ProbeFailed), (4.0, ProbePassed)]);
+        assert_eq!(seen, [Standing::Starting, Standing::Starting, Standing::Up]);
         assert!(health.is_eligible());
     }
 
     #[test]
     fn a_few_failed_probes_in_a_row_take_it_out_and_one_passed_lets_it_in() {
-        use Event::*;
         let mut health = Health::new(false);
         let seen = walk(
             &mut health,
@@ -206,64 +239,90 @@ mod tests {
             ],
         );
         assert_eq!(seen[..5], [Standing::Up; 5]);
-        assert_eq!(seen[5..], [Standing::Out, Standing::Up]);
+        assert_eq!(seen[5..], [Standing::Out(Reason::Unhealthy), Standing::Up]);
     }
 
     #[test]
-    fn a_healthy_page_does_not_redeem_a_worker_whose_requests_break() {
-        use Event::*;
+    fn a_late_page_of_a_worker_that_answers_is_forgiven() {
         let mut health = Health::new(false);
-        walk(&mut health, &[(0.0, Broke), (0.1, Broke), (0.2, Broke), (0.3, ProbePassed), (1.1, Tick)]);
-        assert_eq!(health.standing(), Standing::Out);
-        walk(&mut health, &[(1.3, Tick)]);
-        assert_eq!(health.standing(), Standing::Trial);
-        assert!(health.is_eligible());
-        walk(&mut health, &[(1.4, Picked)]);
-        assert!(!health.is_eligible(), "one request tries it, not a herd");
-        walk(&mut health, &[(1.5, Broke), (3.4, Tick)]);
-        assert_eq!(health.standing(), Standing::Out, "the second wait is twice as long");
-        let seen = walk(&mut health, &[(3.6, Tick), (3.7, Picked), (3.8, Answered)]);
-        assert_eq!(seen, [Standing::Trial, Standing::Trial, Standing::Up]);
-        assert!(health.is_calm());
+        for second in 0..20 {
+            let seen =
+                walk(&mut health, &[(f64::from(second), ProbeFailed), (f64::from(second) + 0.5, Answered)]);
+            assert_eq!(seen, [Standing::Up; 2]);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_says_it_is_going_is_believed() {
+        let mut health = Health::new(false);
+        walk(&mut health, &[(0.0, Dying), (0.1, ProbePassed)]);
+        assert_eq!(health.standing(), Standing::Out(Reason::Broke));
+    }
+
+    #[test]
+    fn an_answer_shows_that_a_worker_with_a_bad_page_lives() {
+        let mut health = Health::new(false);
+        walk(&mut health, &[(0.0, ProbeFailed), (2.0, ProbeFailed), (4.0, ProbeFailed), (5.0, Answered)]);
+        assert_eq!(health.standing(), Standing::Up);
+    }
+
+    #[test]
+    fn a_healthy_page_does_not_redeem_a_worker_that_breaks_or_stalls() {
+        for failures in [vec![(0.0, Broke), (0.1, Broke), (0.2, Broke)], vec![(0.2, Stalled)]] {
+            let mut health = Health::new(false);
+            walk(&mut health, &failures);
+            assert!(matches!(health.standing(), Standing::Out(_)));
+            walk(&mut health, &[(0.3, ProbePassed), (1.1, Tick)]);
+            assert!(matches!(health.standing(), Standing::Out(_)));
+            walk(&mut health, &[(1.3, Tick)]);
+            assert_eq!(health.standing(), Standing::Trial);
+            assert!(health.is_eligible());
+            walk(&mut health, &[(1.4, Picked)]);
+            assert!(!health.is_eligible(), "one request tries it, not a herd");
+            walk(&mut health, &[(1.5, Broke), (3.4, Tick)]);
+            assert_eq!(health.standing(), Standing::Out(Reason::Broke), "the second wait is twice as long");
+            let seen = walk(&mut health, &[(3.6, Tick), (3.7, Picked), (3.8, Answered)]);
+            assert_eq!(seen, [Standing::Trial, Standing::Trial, Standing::Up]);
+            assert!(health.is_calm());
+        }
     }
 
     #[test]
     fn a_trial_whose_client_left_can_be_taken_again() {
-        use Event::*;
         let mut health = Health::new(false);
-        walk(
-            &mut health,
-            &[(0.0, Broke), (0.0, Broke), (0.0, Broke), (2.0, Tick), (2.0, Picked), (2.1, Unproven)],
-        );
+        walk(&mut health, &[(0.0, Stalled), (2.0, Tick), (2.0, Picked), (2.1, Unproven)]);
         assert!(health.is_eligible());
     }
 
     #[test]
     fn an_answer_between_failures_forgives_them() {
-        use Event::*;
         let mut health = Health::new(false);
-        walk(&mut health, &[(0.0, ConnectFailed), (0.0, Broke), (0.0, Answered), (0.0, Broke), (0.0, Broke)]);
-        assert_eq!(health.standing(), Standing::Up);
+        let seen =
+            walk(&mut health, &[(0.0, Broke), (0.0, Broke), (0.0, Answered), (0.0, Broke), (0.0, Broke)]);
+        assert_eq!(seen, [Standing::Up; 5]);
         assert!(!health.is_calm());
     }
 
     #[test]
-    fn without_probes_a_refused_worker_is_tried_again() {
+    fn an_unreachable_worker_waits_for_a_probe_or_if_there_are_none_for_its_time() {
         let mut settings = settings();
-        settings.interval = None;
-        let mut health = Health::new(false);
-        for _ in 0..3 {
-            health.record(Event::ConnectFailed, Time(0.0), &settings);
+        for interval in [Some(std::time::Duration::from_secs(2)), None] {
+            settings.interval = interval;
+            let mut health = Health::new(false);
+            for _ in 0..3 {
+                health.record(Unreachable, Time(0.0), &settings);
+            }
+            assert_eq!(health.standing(), Standing::Out(Reason::Unreachable));
+            health.record(Tick, Time(1.5), &settings);
+            assert_eq!(health.is_eligible(), interval.is_none());
         }
-        health.record(Event::Tick, Time(1.5), &settings);
-        assert_eq!(health.standing(), Standing::Trial);
     }
 
     #[test]
     fn the_wait_is_bounded() {
         let mut health = Health::new(false);
         health.state = State::Trial { taken: true, times: 40 };
-        walk(&mut health, &[(100.0, Event::Broke), (130.5, Event::Tick)]);
+        walk(&mut health, &[(100.0, Broke), (130.5, Tick)]);
         assert_eq!(health.standing(), Standing::Trial);
     }
 }

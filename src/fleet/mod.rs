@@ -3,6 +3,7 @@
 //! Readers take one [`Snapshot`] and wait for nothing; whoever changes something (the worker list, a worker's health) makes
 //! a new one and swaps it in.
 
+pub mod activity;
 pub mod connection;
 pub mod feedback;
 pub mod health;
@@ -11,6 +12,7 @@ pub mod worker;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -22,7 +24,8 @@ use crate::core::planner::{Planner, WorkerSpec};
 use crate::lifecycle::Clock;
 use crate::metrics::Metrics;
 
-use health::Event;
+use activity::Found;
+use health::{Event, Reason, Standing};
 use worker::Worker;
 
 /// Tokens in a block of the engine, until it is told otherwise: vLLM's default.
@@ -35,6 +38,8 @@ pub struct Snapshot {
     pub workers: Vec<Arc<Worker>>,
     /// Those that may be given a request, in slot order.
     pub eligible: Vec<WorkerId>,
+    /// Nobody is known to be well: `eligible` are those of whom it is doubtful.
+    pub doubtful: bool,
     by_slot: Vec<Option<Arc<Worker>>>,
 }
 
@@ -45,9 +50,16 @@ impl Snapshot {
         for worker in &workers {
             by_slot[worker.id.index()] = Some(worker.clone());
         }
-        let eligible =
-            by_slot.iter().flatten().filter(|worker| worker.is_eligible()).map(|worker| worker.id).collect();
-        Snapshot { workers, eligible, by_slot }
+        let pick = |fit: fn(&Worker) -> bool| {
+            by_slot.iter().flatten().filter(|worker| fit(worker)).map(|worker| worker.id).collect::<Vec<_>>()
+        };
+        let mut eligible = pick(Worker::is_eligible);
+        let doubtful = eligible.is_empty();
+        if doubtful {
+            // A bad page, a stall or a broken answer may be a passing thing; to refuse everybody for it would be worse.
+            eligible = pick(Worker::is_doubtful);
+        }
+        Snapshot { workers, eligible, doubtful, by_slot }
     }
 
     pub fn worker(&self, id: WorkerId) -> Option<&Arc<Worker>> {
@@ -149,29 +161,41 @@ impl Fleet {
         if worker.is_calm() && event == Event::Answered {
             return; // The path of nearly every request: nothing to change, nothing to lock.
         }
-        let change = worker.record(event, self.clock.now(), &self.settings.load());
-        if let Some(change) = change {
-            match change.to {
-                health::Standing::Up => tracing::info!(worker = %worker.config.url, "worker is up"),
-                health::Standing::Out => {
-                    tracing::warn!(worker = %worker.config.url, cause = ?event, "worker is out");
-                }
-                health::Standing::Starting | health::Standing::Trial => {}
-            }
-            self.republish();
-        }
+        self.record(worker, event);
     }
 
-    /// To be called about ten times a second: lets workers that have been out for long enough be tried again, and closes
-    /// connections that were idle for too long.
-    pub fn tick(&self, pool_idle: std::time::Duration) {
-        let mut changed = false;
-        for worker in &self.snapshot.load().workers {
-            changed |= worker.record(Event::Tick, self.clock.now(), &self.settings.load()).is_some();
-            worker.pool.close_idle(pool_idle);
+    fn record(&self, worker: &Worker, event: Event) {
+        let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
+        let url = &worker.config.url;
+        match now {
+            Standing::Up => tracing::info!(worker = %url, "worker is up"),
+            Standing::Out(reason) => {
+                tracing::warn!(worker = %url, ?reason, "worker is out");
+                if reason == Reason::Unreachable {
+                    // A kept connection of a worker that takes no new ones would only hang; and whatever it had cached is
+                    // gone with it.
+                    worker.pool.close_idle(Duration::ZERO);
+                    let blocks = self.planner.forget(worker.id);
+                    tracing::info!(worker = %url, blocks, "its believed cache is emptied");
+                }
+            }
+            Standing::Starting | Standing::Trial => {}
         }
-        if changed {
-            self.republish();
+        self.republish();
+    }
+
+    /// To be called about ten times a second: notices workers that stall, lets those that have been out for long enough be
+    /// tried again, and closes connections that were idle for too long.
+    pub fn tick(&self, pool_idle: Duration) {
+        let stalled_after = self.settings.load().stalled_after.map(|limit| limit.as_secs_f64());
+        for worker in &self.snapshot.load().workers {
+            match worker.activity.tick(self.clock.now(), stalled_after) {
+                Found::Progress => self.report(worker, Event::Answered),
+                Found::Stall => self.record(worker, Event::Stalled),
+                Found::Nothing => {}
+            }
+            self.record(worker, Event::Tick);
+            worker.pool.close_idle(pool_idle);
         }
     }
 

@@ -10,10 +10,14 @@ use http_body_util::Full;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, timeout};
 
+use super::Fleet;
+use super::connection::{ExchangeError, Outgoing};
 use super::health::Event;
 use super::worker::Worker;
-use super::{Fleet, connection::Outgoing};
 use crate::config::Secret;
+
+/// The time to the next probe after a refused connection, until the worker counts as unreachable.
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// Probes every worker for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
@@ -37,23 +41,31 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said: Option<String> = None;
+    let mut refused = 0;
     loop {
-        ticks.tick().await;
+        // A refused connection is looked into at once: it may be the first sign of a worker that is going.
+        if (1..settings.request_failures).contains(&refused) {
+            tokio::time::sleep(interval.min(AGAIN)).await;
+        } else {
+            ticks.tick().await;
+        }
         let request = probe_request(&worker, &settings.path, key.as_ref());
         let asked = timeout(settings.timeout, worker.pool.send_anew(request, connect)).await;
-        let fault = match asked {
-            Ok(Ok(response)) if response.status().is_success() => None,
-            Ok(Ok(response)) => Some(format!("answered {}", response.status())),
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("did not answer in time".to_owned()),
+        let (event, fault) = match asked {
+            Ok(Ok(response)) if response.status().is_success() => (Event::ProbePassed, None),
+            Ok(Ok(response)) => (Event::ProbeFailed, Some(format!("answered {}", response.status()))),
+            Ok(Err(error @ ExchangeError::Connect(_))) => (Event::Unreachable, Some(error.to_string())),
+            Ok(Err(error)) => (Event::ProbeFailed, Some(error.to_string())),
+            Err(_) => (Event::ProbeFailed, Some("did not answer in time".to_owned())),
         };
+        refused = if event == Event::Unreachable { refused + 1 } else { 0 };
         // Said once for each new fault, not at each probe.
         if let Some(fault) = &fault
             && said.as_ref() != Some(fault)
         {
             tracing::warn!(worker = %worker.config.url, path = settings.path, "health probe failed: {fault}");
         }
-        fleet.report(&worker, if fault.is_none() { Event::ProbePassed } else { Event::ProbeFailed });
+        fleet.report(&worker, event);
         said = fault;
     }
 }

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::HeaderValue;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
+use super::activity::Activity;
 use super::connection::Pool;
-use super::health::{Change, Event, Health, Standing};
+use super::health::{Event, Health, Reason, Standing};
 use crate::config;
 use crate::core::ids::{Time, WorkerId};
-use crate::metrics::{Metrics, WorkerMetrics, WorkerState};
+use crate::metrics::{Label, Metrics, WorkerMetrics, WorkerState};
 
 /// A worker in the fleet. Dropped when it has left and its last request has ended, and with it its connections and series.
 pub struct Worker {
@@ -19,6 +21,9 @@ pub struct Worker {
     pub authority: HeaderValue,
     pub pool: Pool,
     pub metrics: WorkerMetrics,
+    pub activity: Activity,
+    /// Whether connections to it fail: what it still owes will hardly come.
+    unreachable: watch::Sender<bool>,
     health: Mutex<Health>,
     /// Copies of what readers of `health` ask for most.
     eligible: AtomicBool,
@@ -38,6 +43,8 @@ impl Worker {
             eligible: AtomicBool::new(health.is_eligible()),
             calm: AtomicBool::new(health.is_calm()),
             health: Mutex::new(health),
+            activity: Activity::default(),
+            unreachable: watch::Sender::new(false),
             metrics,
             config,
         }
@@ -46,6 +53,11 @@ impl Worker {
     /// May be given a request.
     pub fn is_eligible(&self) -> bool {
         self.eligible.load(Ordering::Relaxed)
+    }
+
+    /// Out, but not for certain dead.
+    pub fn is_doubtful(&self) -> bool {
+        matches!(self.standing(), Standing::Out(reason) if reason != Reason::Unreachable)
     }
 
     /// Up, and nothing has failed lately.
@@ -57,7 +69,19 @@ impl Worker {
         self.health.lock().standing()
     }
 
-    pub(super) fn record(&self, event: Event, now: Time, settings: &config::Health) -> Option<Change> {
+    pub fn is_unreachable(&self) -> bool {
+        *self.unreachable.borrow()
+    }
+
+    /// Waits until connections to the worker fail.
+    pub async fn unreachable(&self) {
+        let mut unreachable = self.unreachable.subscribe();
+        // The sender is ourselves, so it cannot be gone.
+        let _ = unreachable.wait_for(|unreachable| *unreachable).await;
+    }
+
+    /// Tells the worker's health; answers whether it stands elsewhere, or may be picked otherwise, than before.
+    pub(super) fn record(&self, event: Event, now: Time, settings: &config::Health) -> Option<Standing> {
         let mut health = self.health.lock();
         let was = (health.standing(), health.is_eligible());
         health.record(event, now, settings);
@@ -67,8 +91,9 @@ impl Worker {
             return None;
         }
         self.eligible.store(is.1, Ordering::Relaxed);
+        self.unreachable.send_replace(is.0 == Standing::Out(Reason::Unreachable));
         self.metrics.set_state(label(is.0));
-        Some(Change { from: was.0, to: is.0 })
+        Some(is.0)
     }
 }
 
@@ -76,7 +101,16 @@ fn label(standing: Standing) -> WorkerState {
     match standing {
         Standing::Starting => WorkerState::Starting,
         Standing::Up => WorkerState::Up,
-        Standing::Out => WorkerState::Out,
+        Standing::Out(Reason::Unreachable) => WorkerState::Unreachable,
+        Standing::Out(Reason::Unhealthy) => WorkerState::Unhealthy,
+        Standing::Out(Reason::Broke) => WorkerState::Broken,
+        Standing::Out(Reason::Stalled) => WorkerState::Stalled,
         Standing::Trial => WorkerState::Trial,
+    }
+}
+
+impl Standing {
+    pub fn as_str(self) -> &'static str {
+        label(self).as_str()
     }
 }

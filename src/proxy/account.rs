@@ -16,7 +16,7 @@ use tower::{Layer, Service};
 
 use super::error::ProxyError;
 use super::forward::Inbound;
-use super::relay::ResponseBody;
+use super::relay::{Cut, ResponseBody};
 use super::route::Route;
 use super::{Client, Proxy};
 use crate::config::Mode;
@@ -75,17 +75,15 @@ impl Accounted {
 
 impl Body for Accounted {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Cut;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let polled = ready!(Pin::new(&mut self.body).poll_frame(cx));
         match &polled {
             Some(Err(_)) => self.end(Outcome::WorkerFailed),
             // Nobody asks for more after the last piece, or after trailers.
             Some(Ok(frame)) if frame.is_data() && !self.body.is_end_stream() => {}
+            Some(Ok(_)) | None if self.body.has_failed() => self.end(Outcome::WorkerFailed),
             Some(Ok(_)) | None => {
                 let outcome = outcome_of(self.status);
                 self.end(outcome);

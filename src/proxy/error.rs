@@ -1,6 +1,7 @@
 //! What can go wrong with a request, and what its client is told: a neutral message in OpenAI's shape. Addresses, causes and
 //! anything of the request stay in the log.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,9 +9,30 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 use thiserror::Error;
 
+use super::patience::GivenUp;
 use super::relay::ResponseBody;
+use crate::core::prompt::Endpoint;
 use crate::fleet::connection::ExchangeError;
 use crate::metrics::Outcome;
+
+/// The event that ends a stream which broke off, in the words of the endpoint's dialect, after `lead`.
+pub fn stream_event(endpoint: Option<Endpoint>, lead: &str) -> Bytes {
+    let message = "The inference server broke off in the middle of the answer.";
+    let error = json!({"message": message, "type": "server_error", "param": null, "code": "stream_broken"});
+    Bytes::from(match endpoint {
+        Some(Endpoint::Messages) => {
+            let data = json!({"type": "error", "error": {"type": "api_error", "message": message}});
+            format!("{lead}event: error\ndata: {data}\n\n")
+        }
+        Some(Endpoint::Responses) => {
+            let data = json!({"type": "error", "code": "stream_broken", "message": message, "param": null, "error": error});
+            format!("{lead}event: error\ndata: {data}\n\n")
+        }
+        Some(Endpoint::Chat | Endpoint::Completions) | None => {
+            format!("{lead}data: {}\n\n", json!({ "error": error }))
+        }
+    })
+}
 
 /// Whose fault it is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -44,86 +66,101 @@ pub enum ProxyError {
         #[source]
         cause: ExchangeError,
     },
+    #[error("worker {worker} was given up: {why}")]
+    GivenUp { worker: String, why: GivenUp },
     #[error("a fault of the proxy itself")]
     Internal,
 }
 
+/// What follows from an error.
+struct Facts {
+    origin: Origin,
+    status: StatusCode,
+    outcome: Outcome,
+    /// A word for programs.
+    code: &'static str,
+    /// What the client is told.
+    message: Cow<'static, str>,
+}
+
 impl ProxyError {
-    pub fn origin(&self) -> Origin {
-        use ProxyError::*;
-        match self {
-            BodyTooLarge { .. } | BodyStalled(_) | BodyBroken(_) | ControlPath | Target | Hosts => {
-                Origin::Client
+    /// The one table of what follows from which error.
+    fn facts(&self) -> Facts {
+        use Origin::{Client, Proxy, Worker};
+        use Outcome::{ClientGone, Internal, Refused, Unavailable, WorkerFailed};
+        let (origin, status, outcome, code, message) = match self {
+            ProxyError::BodyTooLarge { limit } => {
+                let message =
+                    format!("The request body is larger than the limit of {limit} bytes (limits.body).");
+                return Facts {
+                    origin: Client,
+                    status: StatusCode::PAYLOAD_TOO_LARGE,
+                    outcome: Refused,
+                    code: "request_too_large",
+                    message: message.into(),
+                };
             }
-            Worker { .. } => Origin::Worker,
-            NoWorker | Internal => Origin::Proxy,
-        }
+            ProxyError::BodyStalled(_) => {
+                (Client, 408, Refused, "request_timeout", "The request body did not arrive in time.")
+            }
+            ProxyError::BodyBroken(_) => {
+                (Client, 400, ClientGone, "invalid_body", "The request body could not be read.")
+            }
+            ProxyError::ControlPath => {
+                (Client, 403, Refused, "path_not_allowed", "This path is not served here.")
+            }
+            ProxyError::Target => {
+                (Client, 400, Refused, "invalid_target", "The request target is not a path.")
+            }
+            ProxyError::Hosts => {
+                (Client, 400, Refused, "invalid_host", "The request names more than one host.")
+            }
+            ProxyError::NoWorker => (
+                Proxy,
+                503,
+                Unavailable,
+                "no_server_available",
+                "No inference server is available at the moment. Try again later.",
+            ),
+            ProxyError::Worker { .. } | ProxyError::GivenUp { why: GivenUp::Lost, .. } => (
+                Worker,
+                502,
+                WorkerFailed,
+                "bad_gateway",
+                "The inference server could not be reached or broke off.",
+            ),
+            ProxyError::GivenUp { why: GivenUp::Silent | GivenUp::Late, .. } => {
+                (Worker, 504, WorkerFailed, "gateway_timeout", "The inference server did not answer in time.")
+            }
+            ProxyError::Internal => {
+                (Proxy, 500, Internal, "internal_error", "Something went wrong on our side.")
+            }
+        };
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Facts { origin, status, outcome, code, message: message.into() }
     }
 
     pub fn outcome(&self) -> Outcome {
-        use ProxyError::*;
-        match self {
-            BodyTooLarge { .. } | BodyStalled(_) | ControlPath | Target | Hosts => Outcome::Refused,
-            BodyBroken(_) => Outcome::ClientGone,
-            NoWorker => Outcome::Unavailable,
-            Worker { .. } => Outcome::WorkerFailed,
-            Internal => Outcome::Internal,
-        }
+        self.facts().outcome
     }
 
     /// Whether another worker may be asked, the client having seen nothing. If no connection could be opened, always: nobody
-    /// has begun. If the worker broke off, what it did is lost, and doing it again is safe if the request is `repeatable`.
+    /// has begun. If the worker lost the request, doing it again is safe if it is `repeatable`.
     pub fn may_go_elsewhere(&self, repeatable: bool) -> bool {
         match self {
-            ProxyError::Worker { cause: ExchangeError::Connect(_), .. } => true,
-            ProxyError::Worker { cause: ExchangeError::Broken(_) | ExchangeError::Stale(_), .. } => {
-                repeatable
-            }
+            ProxyError::Worker { cause, .. } => match cause {
+                ExchangeError::Connect(_) => true,
+                ExchangeError::Broken(_) | ExchangeError::Stale(_) | ExchangeError::Dying => repeatable,
+                ExchangeError::Nonsense(_) => false,
+            },
+            ProxyError::GivenUp { why: GivenUp::Lost, .. } => repeatable,
             _ => false,
         }
     }
 
-    pub fn status(&self) -> StatusCode {
-        use ProxyError::*;
-        match self {
-            BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            BodyStalled(_) => StatusCode::REQUEST_TIMEOUT,
-            BodyBroken(_) | Target | Hosts => StatusCode::BAD_REQUEST,
-            ControlPath => StatusCode::FORBIDDEN,
-            NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Worker { .. } => StatusCode::BAD_GATEWAY,
-            Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-
-    /// What the client is told, and a word for programs.
-    fn told(&self) -> (String, &'static str) {
-        use ProxyError::*;
-        let text = match self {
-            BodyTooLarge { limit } => {
-                return (
-                    format!("The request body is larger than the limit of {limit} bytes (limits.body)."),
-                    "request_too_large",
-                );
-            }
-            BodyStalled(_) => ("The request body did not arrive in time.", "request_timeout"),
-            BodyBroken(_) => ("The request body could not be read.", "invalid_body"),
-            ControlPath => ("This path is not served here.", "path_not_allowed"),
-            Target => ("The request target is not a path.", "invalid_target"),
-            Hosts => ("The request names more than one host.", "invalid_host"),
-            NoWorker => {
-                ("No inference server is available at the moment. Try again later.", "no_server_available")
-            }
-            Worker { .. } => ("The inference server could not be reached or broke off.", "bad_gateway"),
-            Internal => ("Something went wrong on our side.", "internal_error"),
-        };
-        (text.0.to_owned(), text.1)
-    }
-
     /// The response for the client.
     pub fn render(&self) -> Response<ResponseBody> {
-        let status = self.status();
-        let (message, code) = self.told();
+        let Facts { status, code, message, .. } = self.facts();
         let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
         let error = json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
         let mut response = Response::new(ResponseBody::whole(Bytes::from(error.to_string())));
@@ -138,10 +175,29 @@ impl ProxyError {
 
     /// One line in the log, at the level that the fault deserves.
     pub fn log(&self) {
-        match self.origin() {
+        match self.facts().origin {
             Origin::Client => tracing::debug!("request refused: {self}"),
             Origin::Worker => tracing::warn!("request failed: {self}"),
             Origin::Proxy => tracing::warn!("request not served: {self}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_a_stream_is_an_event_in_the_endpoints_dialect() {
+        let event = |endpoint, lead| String::from_utf8(stream_event(endpoint, lead).to_vec()).unwrap();
+        assert!(event(Some(Endpoint::Chat), "\n\n").starts_with("\n\ndata: {\"error\":{"));
+        assert!(event(None, "").starts_with("data: {\"error\":{"));
+        for endpoint in [Endpoint::Messages, Endpoint::Responses] {
+            let event = event(Some(endpoint), "");
+            let data = event.strip_prefix("event: error\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
+            let data: serde_json::Value = serde_json::from_str(data).unwrap();
+            assert_eq!(data["type"], "error");
+            assert!(data["error"]["message"].is_string());
         }
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use tower::retry::budget::Budget;
 
 use super::error::ProxyError;
+use super::patience::Patience;
 use super::place::{Asked, Placed};
 use super::upstream::Upstream;
 use super::{Client, Proxy};
@@ -15,6 +16,13 @@ use crate::config::{Draw, Mode};
 use crate::core::ids::WorkerId;
 use crate::fleet::connection::{Answer, ExchangeError};
 use crate::metrics::Retry;
+
+/// A response head, and what its body goes on with.
+pub struct Answered {
+    pub response: Response<Answer>,
+    pub patience: Patience,
+    pub placed: Placed,
+}
 
 /// Places and sends the request, and answers with what the worker says and the place it has there.
 ///
@@ -25,7 +33,7 @@ pub async fn send(
     asked: &Asked,
     upstream: &Upstream,
     client: &Client,
-) -> Result<(Response<Answer>, Placed), ProxyError> {
+) -> Result<Answered, ProxyError> {
     let attempts = attempts(proxy);
     let budget = proxy.budget.load_full();
     budget.deposit();
@@ -33,7 +41,7 @@ pub async fn send(
     let mut placed = proxy.place(asked, client, &tried)?;
     loop {
         let error = match upstream.attempt(proxy, &mut placed).await {
-            Ok(response) => return Ok((response, placed)),
+            Ok((response, patience)) => return Ok(Answered { response, patience, placed }),
             Err(error) => error,
         };
         client.unpin();

@@ -7,11 +7,14 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::error::ProxyError;
+use super::failover::{self, Answered};
 use super::headers::{self, UpstreamHead};
-use super::relay::{Relay, ResponseBody};
+use super::patience::Limits;
+use super::relay::{Dialect, Relay, ResponseBody};
 use super::route::Route;
 use super::upstream::Upstream;
-use super::{Client, Proxy, body, failover};
+use super::watch::{Watch, is_event_stream};
+use super::{Client, Proxy, body};
 
 /// A request with what the connection and the stack know of it.
 pub struct Inbound {
@@ -45,14 +48,17 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         body,
         connect: config.timeouts.connect,
         pool_idle: config.timeouts.pool_idle,
+        limits: Limits::of(&config),
     };
-    let (response, placed) = failover::send(&proxy, &asked, &upstream, &client).await?;
+    let Answered { response, patience, placed } = failover::send(&proxy, &asked, &upstream, &client).await?;
 
     let (mut head, answer) = response.into_parts();
     headers::clean_response(&mut head, &placed.worker.authority);
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
     }
-    let relay = Relay::new(answer, placed, asked, &head, arrived, proxy);
+    let watch = Watch::new(placed, asked, &head, arrived, proxy);
+    let dialect = is_event_stream(&head).then_some(Dialect(endpoint));
+    let relay = Relay::new(answer, patience, watch, dialect);
     Ok(Response::from_parts(head, ResponseBody::Relayed(Box::new(relay))))
 }

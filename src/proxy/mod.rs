@@ -7,7 +7,9 @@
 //!    - [`body`] for the whole body under its cap,
 //!    - [`place`] to read the prompt and to pick and book a worker,
 //!    - [`failover`] to try workers until one has answered, each try made by [`upstream`],
-//! 4. and [`relay`] streams the answer through as it comes, telling the planner what it sees ([`usage`], [`sse`]).
+//!    - which [`patience`] ends if the worker falls silent,
+//! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
+//!    the planner.
 //!
 //! Whatever goes wrong is one [`error::ProxyError`].
 
@@ -17,6 +19,7 @@ pub mod error;
 pub mod failover;
 pub mod forward;
 pub mod headers;
+pub mod patience;
 pub mod place;
 pub mod relay;
 pub mod route;
@@ -25,6 +28,7 @@ pub mod sse;
 pub mod stack;
 pub mod upstream;
 pub mod usage;
+pub mod watch;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};

@@ -155,6 +155,10 @@ impl Proxy {
         self.metrics.reasons.inc(decision.reason);
         worker.metrics.requests.inc();
         worker.metrics.in_flight.inc();
+        worker.activity.begin();
+        if fleet.doubtful {
+            self.metrics.fallbacks.inc(Fallback::NoHealthyWorker);
+        }
         if !worker.is_calm() {
             self.fleet.report(&worker, Event::Picked);
         }
@@ -170,5 +174,6 @@ impl Proxy {
 
 /// Still the fleet's worker, and fit for a request. A slot may have passed to another worker since.
 fn is_usable(fleet: &Snapshot, worker: &Arc<Worker>) -> bool {
-    fleet.worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker)) && worker.is_eligible()
+    fleet.worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker))
+        && fleet.is_eligible(worker.id)
 }

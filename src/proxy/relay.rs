@@ -1,25 +1,34 @@
-//! The way back: a worker's answer streams through as it comes, piece by piece, and what passes is watched for the first
-//! token and for the usage. Nothing is held back, joined or split; a slow client slows the worker.
+//! The way back: a worker's answer streams through as it comes, piece by piece, and what passes is watched. Nothing is held
+//! back, joined or split; a slow client slows the worker.
+//!
+//! Where an answer breaks off, a stream of events ends with one more event, which says so and makes client libraries raise;
+//! any other body is cut, so that its length or its missing end says so. Never is an end made up.
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{header, response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use tokio::time::Instant;
+use thiserror::Error;
 
-use super::Proxy;
-use super::place::{Asked, Placed};
-use super::sse::FirstToken;
-use super::usage::UsageReader;
-use crate::core::booking::Finished;
+use super::error::stream_event;
+use super::patience::{GivenUp, Patience};
+use super::watch::Watch;
+use crate::core::prompt::Endpoint;
 use crate::fleet::connection::Answer;
 use crate::fleet::health::Event;
 use crate::metrics::FailureKind;
+
+/// Why an answer was cut.
+#[derive(Debug, Error)]
+pub enum Cut {
+    #[error("the worker broke off: {0}")]
+    Broken(#[from] hyper::Error),
+    #[error(transparent)]
+    GivenUp(#[from] GivenUp),
+}
 
 /// The body of a response to a client.
 pub enum ResponseBody {
@@ -33,16 +42,18 @@ impl ResponseBody {
     pub fn whole(bytes: Bytes) -> ResponseBody {
         ResponseBody::Whole(Full::new(bytes))
     }
+
+    /// The answer had an end, but not the one that was asked for.
+    pub fn has_failed(&self) -> bool {
+        matches!(self, ResponseBody::Relayed(relay) if relay.failed)
+    }
 }
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Cut;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         match self.get_mut() {
             ResponseBody::Whole(full) => Pin::new(full)
                 .poll_frame(cx)
@@ -54,7 +65,7 @@ impl Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match self {
             ResponseBody::Whole(full) => full.is_end_stream(),
-            ResponseBody::Relayed(relay) => relay.answer.is_end_stream(),
+            ResponseBody::Relayed(relay) => relay.is_end_stream(),
         }
     }
 
@@ -69,122 +80,89 @@ impl Body for ResponseBody {
 /// One answer on its way. Dropped before its end, it closes the connection to the worker and gives the place back.
 pub struct Relay {
     answer: Answer,
+    patience: Patience,
     watch: Watch,
-    /// What broke the answer off, held back until what came before it is on its way.
-    broken: Option<hyper::Error>,
+    /// For which dialect an event that ends the stream is made; `None` if none can be added.
+    dialect: Option<Dialect>,
+    broken: Option<Broken>,
+    failed: bool,
 }
 
-/// What is known of the request, and what is learned of its answer.
-struct Watch {
-    placed: Placed,
-    asked: Asked,
-    arrived: Instant,
-    /// Only a good answer says anything of tokens.
-    usage: Option<UsageReader>,
-    first_token: Option<FirstToken>,
-    proxy: Arc<Proxy>,
+/// How a stream speaks of errors.
+pub struct Dialect(pub Option<Endpoint>);
+
+/// A broken answer, step by step.
+enum Broken {
+    /// To be cut, once what came before is on its way.
+    Cut(Cut),
+    /// All has been said.
+    Said,
 }
 
 impl Relay {
-    pub fn new(
-        answer: Answer,
-        placed: Placed,
-        asked: Asked,
-        head: &response::Parts,
-        arrived: Instant,
-        proxy: Arc<Proxy>,
-    ) -> Relay {
-        let kind = head.headers.get(header::CONTENT_TYPE).map_or(b"".as_slice(), |kind| kind.as_bytes());
-        let is_stream = kind.starts_with(b"text/event-stream");
-        let readable = head.status.is_success() && !head.headers.contains_key(header::CONTENT_ENCODING);
-        let usage = readable && (is_stream || kind.starts_with(b"application/json"));
-        let mut watch = Watch {
-            placed,
-            asked,
-            arrived,
-            usage: usage.then(UsageReader::default),
-            first_token: (readable && is_stream).then(FirstToken::default),
-            proxy,
-        };
+    /// `dialect` is for streams of events whose length is open.
+    pub fn new(answer: Answer, patience: Patience, mut watch: Watch, dialect: Option<Dialect>) -> Relay {
         if answer.is_over() {
             watch.finish();
         }
-        Relay { answer, watch, broken: None }
+        let dialect = dialect.filter(|_| answer.size_hint().exact().is_none());
+        Relay { answer, patience, watch, dialect, broken: None, failed: false }
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error)));
+    fn is_end_stream(&self) -> bool {
+        match self.broken {
+            Some(Broken::Said) => true,
+            Some(Broken::Cut(_)) => false,
+            None => self.answer.is_end_stream(),
         }
-        let frame = match ready!(Pin::new(&mut self.answer).poll_frame(cx)) {
-            Some(Err(error)) => {
-                self.watch.broke(&error);
-                self.broken = Some(error);
-                // hyper drops what it has not yet written when a body fails: let it write first.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        match self.broken.take() {
+            Some(Broken::Cut(why)) => return Poll::Ready(Some(Err(why))),
+            Some(Broken::Said) => {
+                self.broken = Some(Broken::Said);
+                return Poll::Ready(None);
             }
-            frame => frame,
-        };
-        if let Some(Ok(frame)) = &frame
-            && let Some(data) = frame.data_ref()
-        {
-            self.watch.saw(data);
+            None => {}
         }
-        if self.answer.is_over() {
-            self.watch.finish();
-        }
-        Poll::Ready(frame)
-    }
-}
-
-impl Watch {
-    fn saw(&mut self, data: &Bytes) {
-        if let Some(first_token) = &mut self.first_token
-            && first_token.feed(data)
-        {
-            self.first_token = None;
-            self.proxy.metrics.ttft(self.placed.predicted()).observe(self.arrived.elapsed().as_secs_f64());
-            if let Some(booking) = &mut self.placed.booking {
-                booking.first_token(self.proxy.clock.now());
+        match Pin::new(&mut self.answer).poll_frame(cx) {
+            Poll::Pending => {
+                let why = ready!(self.patience.poll_end(cx));
+                self.answer.close();
+                self.watch.failed(FailureKind::Silent, &why, Event::Broke);
+                self.break_off(why.into(), cx)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.watch.failed(FailureKind::InBody, &error, Event::Broke);
+                self.break_off(error.into(), cx)
+            }
+            Poll::Ready(frame) => {
+                if let Some(Ok(frame)) = &frame
+                    && let Some(data) = frame.data_ref()
+                {
+                    self.patience.renew();
+                    self.failed |= self.watch.saw(data);
+                }
+                if self.answer.is_over() {
+                    self.watch.finish();
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Cut::from)))
             }
         }
-        if let Some(usage) = &mut self.usage {
-            usage.feed(data);
-        }
     }
 
-    /// The answer is complete. Told once: the booking is gone afterwards.
-    fn finish(&mut self) {
-        let Some(booking) = self.placed.booking.take() else { return };
-        let found = self.usage.take().and_then(|usage| usage.found());
-        let finished = found.unwrap_or_default();
-        booking.finish(finished, self.proxy.clock.now());
-        if found.is_some() {
-            self.learn(finished);
+    /// Says in the stream that it ends here, or has it cut.
+    fn break_off(&mut self, why: Cut, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        self.failed = true;
+        if let Some(Dialect(endpoint)) = &self.dialect {
+            self.broken = Some(Broken::Said);
+            let event = stream_event(*endpoint, self.watch.lead());
+            return Poll::Ready(Some(Ok(Frame::data(event))));
         }
-    }
-
-    fn learn(&self, Finished { prompt_tokens, cached_tokens, output_tokens }: Finished) {
-        let Some(prompt_tokens) = prompt_tokens else { return };
-        let metrics = self.proxy.metrics.models.of(&self.asked.model);
-        metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
-        metrics.predicted_cached.inc_by(self.placed.predicted_cached_tokens.max(0.0).round() as u64);
-        metrics.output_tokens.inc_by(u64::from(output_tokens.unwrap_or(0)));
-        if let Some(cached) = cached_tokens {
-            metrics.confirmed_cached.inc_by(u64::from(cached));
-            metrics.confirmed_prompt.inc_by(u64::from(prompt_tokens));
-        }
-        if self.asked.prompt_bytes > 0 {
-            let bytes = self.asked.prompt_bytes;
-            self.proxy.feedback.learn(&self.asked.model, bytes, prompt_tokens, output_tokens);
-        }
-    }
-
-    fn broke(&mut self, error: &hyper::Error) {
-        let worker = self.placed.worker.clone();
-        tracing::warn!(worker = %worker.config.url, "a worker broke off in the middle of an answer: {error}");
-        worker.metrics.failed(FailureKind::InBody);
-        self.placed.report(Event::Broke);
+        self.broken = Some(Broken::Cut(why));
+        // hyper drops what it has not yet written when a body fails: let it write first.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }

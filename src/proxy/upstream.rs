@@ -1,18 +1,24 @@
 //! One attempt of one request on one worker.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Version, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use http_body_util::Full;
+use memchr::memmem;
 
 use super::Proxy;
 use super::error::ProxyError;
 use super::headers::UpstreamHead;
+use super::patience::{Limits, Patience};
 use super::place::Placed;
 use crate::fleet::connection::{Answer, ExchangeError, Outgoing};
 use crate::fleet::health::Event;
+use crate::fleet::worker::Worker;
 use crate::metrics::{FailureKind, Retry};
 
 /// A request as it goes to whichever worker takes it.
@@ -23,6 +29,7 @@ pub struct Upstream {
     pub repeatable: bool,
     pub connect: Duration,
     pub pool_idle: Duration,
+    pub limits: Limits,
 }
 
 impl Upstream {
@@ -40,40 +47,72 @@ impl Upstream {
     /// to have been closed is replaced by a new one; that says nothing of the worker.
     ///
     /// # Errors
-    /// [`ProxyError::Worker`]; the fleet has been told.
+    /// [`ProxyError::Worker`] or [`ProxyError::GivenUp`]; the fleet has been told.
     pub async fn attempt(
         &self,
         proxy: &Arc<Proxy>,
         placed: &mut Placed,
-    ) -> Result<Response<Answer>, ProxyError> {
+    ) -> Result<(Response<Answer>, Patience), ProxyError> {
         let worker = placed.worker.clone();
-        let sent = worker.pool.send(self.request(&worker.authority), self.connect, self.pool_idle).await;
-        let sent = match sent {
-            Err(ExchangeError::Stale(_)) => {
-                proxy.metrics.retries.inc(Retry::Stale);
-                worker.pool.send_anew(self.request(&worker.authority), self.connect).await
-            }
-            sent => sent,
+        let mut patience = Patience::with(worker.clone(), self.limits);
+        let sent = {
+            let mut exchange = pin!(self.exchange(proxy, &worker));
+            poll_fn(|cx| match exchange.as_mut().poll(cx) {
+                Poll::Ready(sent) => Poll::Ready(Ok(sent)),
+                Poll::Pending => patience.poll_end(cx).map(Err),
+            })
+            .await
         };
-        match sent {
-            Ok(response) => {
-                placed.report(Event::Answered);
+        let (event, kind, error) = match sent {
+            Ok(Ok(response)) => {
                 if let Some(booking) = &mut placed.booking {
                     booking.commit(proxy.clock.now());
                 }
-                Ok(response)
+                return Ok((response, patience));
             }
-            Err(cause) => {
+            Ok(Err(cause)) => {
                 let (event, kind) = match cause {
-                    ExchangeError::Connect(_) => (Event::ConnectFailed, FailureKind::Connect),
+                    ExchangeError::Connect(_) => (Event::Unreachable, FailureKind::Connect),
+                    ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
                     ExchangeError::Stale(_) | ExchangeError::Broken(_) | ExchangeError::Nonsense(_) => {
                         (Event::Broke, FailureKind::BeforeHead)
                     }
                 };
-                worker.metrics.failed(kind);
-                placed.report(event);
-                Err(ProxyError::Worker { worker: worker.config.url.to_string(), cause })
+                (event, kind, ProxyError::Worker { worker: worker.config.url.to_string(), cause })
             }
+            Err(why) => {
+                let worker = worker.config.url.to_string();
+                (Event::Broke, FailureKind::Silent, ProxyError::GivenUp { worker, why })
+            }
+        };
+        worker.metrics.failed(kind);
+        placed.report(event);
+        Err(error)
+    }
+
+    async fn exchange(&self, proxy: &Proxy, worker: &Worker) -> Result<Response<Answer>, ExchangeError> {
+        let request = || self.request(&worker.authority);
+        let mut response = match worker.pool.send(request(), self.connect, self.pool_idle).await {
+            Err(ExchangeError::Stale(_)) => {
+                proxy.metrics.retries.inc(Retry::Stale);
+                worker.pool.send_anew(request(), self.connect).await?
+            }
+            sent => sent?,
+        };
+        if self.repeatable
+            && response.status() == StatusCode::INTERNAL_SERVER_ERROR
+            && let Some(body) = response.body_mut().peek(LAST_WORDS_LENGTH).await
+            && LAST_WORDS.iter().any(|words| memmem::find(&body, words).is_some())
+        {
+            return Err(ExchangeError::Dying);
         }
+        Ok(response)
     }
 }
+
+/// What vLLM 0.32 says in a 500 while it shuts down, and when its engine process has died. Nothing was done for the request,
+/// and the next ones will fare no better there.
+const LAST_WORDS: [&[u8]; 3] =
+    [b"cannot schedule new futures after shutdown", b"EngineCore encountered an issue", b"EngineDeadError"];
+/// Longest body that is searched for them.
+const LAST_WORDS_LENGTH: u64 = 4 << 10;

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::message::{Message, Reader};
-use super::{Gate, soon};
+use super::{Gate, soon, until};
 
 /// One thing that a worker does with a request.
 #[derive(Clone, Debug)]
@@ -76,6 +76,8 @@ struct Shared {
     script: Mutex<Script>,
     once: Mutex<VecDeque<Vec<Step>>>,
     health: Mutex<Option<&'static str>>,
+    /// Opened to have no more connections taken.
+    deaf: Mutex<Gate>,
     seen: watch::Sender<Vec<Message>>,
     accepted: watch::Sender<usize>,
     /// Connections that the other side ended while a step waited, or before their first request.
@@ -106,6 +108,7 @@ impl FakeEngine {
             script: Mutex::new(Arc::new(script)),
             once: Mutex::default(),
             health: Mutex::new(Some("200 OK")),
+            deaf: Mutex::default(),
             seen: watch::Sender::new(Vec::new()),
             accepted: watch::Sender::new(0),
             abandoned: watch::Sender::new(0),
@@ -163,6 +166,13 @@ impl FakeEngine {
             .expect("the engine lives");
     }
 
+    /// Refuses connections from now on and goes on with those that are open, as vLLM does on SIGTERM.
+    pub async fn stop_listening(&self) {
+        self.shared.deaf.lock().open();
+        let refused = async || TcpStream::connect(self.address).await.is_err();
+        until("connections to be refused", refused).await;
+    }
+
     /// Refuses connections from now on and breaks all that are open.
     pub async fn kill(&mut self) {
         if let Some(serving) = self.serving.take() {
@@ -177,6 +187,7 @@ impl FakeEngine {
         socket.set_reuseaddr(true).expect("an option of the socket");
         socket.bind(self.address).expect("the port that was ours");
         let listener = socket.listen(1024).expect("a bound socket listens");
+        *self.shared.deaf.lock() = Gate::default();
         self.serving = Some(tokio::spawn(accept(listener, self.shared.clone())));
     }
 }
@@ -192,9 +203,18 @@ impl Drop for FakeEngine {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     // Ended with this task: a dead engine has no connections.
     let mut connections = tokio::task::JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
-        connections.spawn(serve(stream, shared.clone()));
+    let deaf = shared.deaf.lock().clone();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else { return };
+                connections.spawn(serve(stream, shared.clone()));
+            }
+            () = deaf.passed() => break,
+        }
     }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
 }
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {

@@ -1,0 +1,151 @@
+//! When to stop waiting for a worker that says nothing. A vLLM that is told to end refuses new connections and lets its running
+//! requests hang for ever, without a byte or a FIN: somebody has to notice.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::{OptionFuture, pending};
+use thiserror::Error;
+use tokio::time::sleep;
+
+use crate::config::Config;
+use crate::fleet::worker::Worker;
+
+/// Why an answer is no longer waited for.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Error)]
+pub enum GivenUp {
+    /// Connections to the worker fail, and nothing has come since.
+    #[error("the worker takes no connections and has fallen silent")]
+    Lost,
+    /// `timeouts.silence`
+    #[error("nothing came for too long")]
+    Silent,
+    /// `timeouts.response`
+    #[error("the answer took too long in all")]
+    Late,
+}
+
+/// The limits on waiting; `None` is for ever.
+#[derive(Copy, Clone, Debug)]
+pub struct Limits {
+    pub when_unreachable: Option<Duration>,
+    pub silence: Option<Duration>,
+    pub response: Option<Duration>,
+}
+
+impl Limits {
+    pub fn of(config: &Config) -> Limits {
+        Limits {
+            when_unreachable: config.health.unreachable_silence,
+            silence: config.timeouts.silence,
+            response: config.timeouts.response,
+        }
+    }
+}
+
+/// The patience with one answer. Polled whenever the answer is not ready.
+pub struct Patience {
+    heard: Arc<AtomicU64>,
+    end: Pin<Box<dyn Future<Output = GivenUp> + Send>>,
+}
+
+impl Patience {
+    pub fn with(worker: Arc<Worker>, limits: Limits) -> Patience {
+        let heard = Arc::new(AtomicU64::new(0));
+        Patience { end: Box::pin(end(worker, heard.clone(), limits)), heard }
+    }
+
+    /// Something came.
+    pub fn renew(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ready when the wait is over. Not to be polled again after that.
+    pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<GivenUp> {
+        self.end.as_mut().poll(cx)
+    }
+}
+
+async fn end(worker: Arc<Worker>, heard: Arc<AtomicU64>, limits: Limits) -> GivenUp {
+    let lost = async {
+        match limits.when_unreachable {
+            None => pending().await,
+            Some(limit) => lost(&worker, &heard, limit).await,
+        }
+    };
+    let silent = async {
+        match limits.silence {
+            None => pending().await,
+            Some(limit) => silent(&heard, limit).await,
+        }
+    };
+    tokio::select! {
+        () = lost => GivenUp::Lost,
+        () = silent => GivenUp::Silent,
+        Some(()) = OptionFuture::from(limits.response.map(sleep)) => GivenUp::Late,
+    }
+}
+
+async fn lost(worker: &Worker, heard: &AtomicU64, limit: Duration) {
+    loop {
+        worker.unreachable().await;
+        let before = heard.load(Ordering::Relaxed);
+        sleep(limit).await;
+        if worker.is_unreachable() && heard.load(Ordering::Relaxed) == before {
+            return;
+        }
+    }
+}
+
+/// Looks four times within the limit, so that it is overrun by a quarter at most, without a look at the clock for each piece.
+async fn silent(heard: &AtomicU64, limit: Duration) {
+    let mut before = heard.load(Ordering::Relaxed);
+    let mut quiet = 0;
+    while quiet < 4 {
+        sleep(limit / 4).await;
+        let now = heard.load(Ordering::Relaxed);
+        quiet = if now == before { quiet + 1 } else { 0 };
+        before = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, advance, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_within_a_quarter_more_than_its_limit_and_not_before() {
+        let heard = Arc::new(AtomicU64::new(0));
+        let begun = Instant::now();
+        let waiting = tokio::spawn({
+            let heard = heard.clone();
+            async move { silent(&heard, Duration::from_secs(60)).await }
+        });
+        for _ in 0..10 {
+            advance(Duration::from_secs(59)).await;
+            heard.fetch_add(1, Ordering::Relaxed);
+        }
+        let last = Instant::now();
+        assert!(!waiting.is_finished());
+        waiting.await.unwrap();
+        let waited = last.elapsed();
+        assert!((60..=75).contains(&waited.as_secs()), "{waited:?}, begun {:?} ago", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_limits_it_waits_for_ever() {
+        let forever = async {
+            let heard = AtomicU64::new(0);
+            tokio::select! {
+                () = pending() => {}
+                () = silent(&heard, Duration::from_secs(1_000_000)) => {}
+            }
+        };
+        assert!(timeout(Duration::from_secs(900_000), forever).await.is_err());
+    }
+}

@@ -1,0 +1,132 @@
+//! What is learned of an answer as it passes: the first token, the usage, and how it ended. Tells the planner, the fleet and
+//! the metrics.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{StatusCode, header, response};
+use tokio::time::Instant;
+
+use super::Proxy;
+use super::place::{Asked, Placed};
+use super::sse::Events;
+use super::usage::UsageReader;
+use crate::core::booking::Finished;
+use crate::fleet::health::Event;
+use crate::metrics::FailureKind;
+
+/// What is known of the request, and what is learned of its answer.
+pub struct Watch {
+    placed: Placed,
+    asked: Asked,
+    arrived: Instant,
+    /// Only a good answer says anything of tokens.
+    usage: Option<UsageReader>,
+    events: Option<Events>,
+    proxy: Arc<Proxy>,
+}
+
+/// The answer is a stream of events that can be read.
+pub fn is_event_stream(head: &response::Parts) -> bool {
+    let kind = head.headers.get(header::CONTENT_TYPE).map_or(b"".as_slice(), |kind| kind.as_bytes());
+    kind.starts_with(b"text/event-stream") && !head.headers.contains_key(header::CONTENT_ENCODING)
+}
+
+/// An answer that shows that the engine works, or at least turns work away on purpose.
+fn shows_life(status: StatusCode) -> bool {
+    !status.is_server_error()
+        || status == StatusCode::SERVICE_UNAVAILABLE
+        || status == StatusCode::NOT_IMPLEMENTED
+}
+
+impl Watch {
+    pub fn new(
+        mut placed: Placed,
+        asked: Asked,
+        head: &response::Parts,
+        arrived: Instant,
+        proxy: Arc<Proxy>,
+    ) -> Watch {
+        let streams = is_event_stream(head) && head.status.is_success();
+        if !streams && shows_life(head.status) {
+            // vLLM sends the head of a stream at once, before any work: that shows nothing. Any other head is the answer.
+            placed.report(Event::Answered);
+            placed.worker.activity.progress();
+        }
+        let kind = head.headers.get(header::CONTENT_TYPE).map_or(b"".as_slice(), |kind| kind.as_bytes());
+        let json =
+            kind.starts_with(b"application/json") && !head.headers.contains_key(header::CONTENT_ENCODING);
+        let usage = streams || (json && head.status.is_success());
+        Watch {
+            placed,
+            asked,
+            arrived,
+            usage: usage.then(UsageReader::default),
+            events: streams.then(Events::default),
+            proxy,
+        }
+    }
+
+    /// Takes the next piece; true if the engine says in it that it has failed.
+    pub fn saw(&mut self, data: &Bytes) -> bool {
+        if let Some(usage) = &mut self.usage {
+            usage.feed(data);
+        }
+        let Some(events) = &mut self.events else { return false };
+        let seen = events.feed(data);
+        if seen.first_token {
+            self.proxy.metrics.ttft(self.placed.predicted()).observe(self.arrived.elapsed().as_secs_f64());
+            if let Some(booking) = &mut self.placed.booking {
+                booking.first_token(self.proxy.clock.now());
+            }
+            self.placed.report(Event::Answered);
+        }
+        if seen.failure {
+            self.failed(FailureKind::InStream, &"the engine's own word", Event::Broke);
+        } else {
+            self.placed.worker.activity.progress();
+        }
+        seen.failure
+    }
+
+    /// What must come before an event that is added to the stream.
+    pub fn lead(&self) -> &'static str {
+        self.events.as_ref().map_or("", Events::lead)
+    }
+
+    /// The answer is complete. Told once: the booking is gone afterwards.
+    pub fn finish(&mut self) {
+        let Some(booking) = self.placed.booking.take() else { return };
+        let found = self.usage.take().and_then(|usage| usage.found());
+        let finished = found.unwrap_or_default();
+        booking.finish(finished, self.proxy.clock.now());
+        if found.is_some() {
+            self.learn(finished);
+        }
+    }
+
+    fn learn(&self, Finished { prompt_tokens, cached_tokens, output_tokens }: Finished) {
+        let Some(prompt_tokens) = prompt_tokens else { return };
+        let metrics = self.proxy.metrics.models.of(&self.asked.model);
+        metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        metrics.predicted_cached.inc_by(self.placed.predicted_cached_tokens.max(0.0).round() as u64);
+        metrics.output_tokens.inc_by(u64::from(output_tokens.unwrap_or(0)));
+        if let Some(cached) = cached_tokens {
+            metrics.confirmed_cached.inc_by(u64::from(cached));
+            metrics.confirmed_prompt.inc_by(u64::from(prompt_tokens));
+        }
+        if self.asked.prompt_bytes > 0 {
+            let bytes = self.asked.prompt_bytes;
+            self.proxy.feedback.learn(&self.asked.model, bytes, prompt_tokens, output_tokens);
+        }
+    }
+
+    /// The answer has broken off.
+    pub fn failed(&mut self, kind: FailureKind, why: &dyn fmt::Display, event: Event) {
+        let worker = self.placed.worker.clone();
+        tracing::warn!(worker = %worker.config.url, "an answer broke off: {why}");
+        worker.metrics.failed(kind);
+        self.placed.report(event);
+    }
+}
