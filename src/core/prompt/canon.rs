@@ -9,6 +9,10 @@ use crate::core::prompt::text::Text;
 /// so that it fills blocks as its embeddings fill the engine's.
 pub(super) const MEDIA_BYTES: usize = 2048;
 
+/// Media that count so much, of one prompt; further ones count for their digests alone, so that a body of many small ones does not
+/// grow a hundredfold.
+pub(super) const MOST_MEDIA: usize = 64;
+
 /// Where canonical bytes go.
 pub(super) trait Sink {
     fn put(&mut self, bytes: &[u8]);
@@ -72,13 +76,13 @@ pub(super) enum Medium {
 pub(super) struct Canon<'k, S> {
     pub sink: S,
     key: &'k HashKey,
-    /// Whether media came by.
-    pub media: bool,
+    /// How many media came by.
+    pub media: usize,
 }
 
 impl<'k, S: Sink> Canon<'k, S> {
     pub fn new(sink: S, key: &'k HashKey) -> Canon<'k, S> {
-        Canon { sink, key, media: false }
+        Canon { sink, key, media: 0 }
     }
 
     pub fn tag(&mut self, tag: u8) {
@@ -134,15 +138,15 @@ impl<'k, S: Sink> Canon<'k, S> {
 
     /// Media by the digest of what `write` gives for them.
     pub fn media(&mut self, medium: Medium, write: impl FnOnce(&mut blake3::Hasher)) {
-        self.media = true;
+        self.media += 1;
         let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
         hasher.update(&[medium as u8]);
         write(&mut hasher);
         let digest = hasher.finalize();
         self.tag(MEDIA);
-        let mut repeated = [[0; 32]; MEDIA_BYTES / 32];
-        repeated.fill(*digest.as_bytes());
-        self.sink.put(repeated.as_flattened());
+        let times = if self.media <= MOST_MEDIA { MEDIA_BYTES / 32 } else { 1 };
+        let repeated = [*digest.as_bytes(); MEDIA_BYTES / 32];
+        self.sink.put(repeated[..times].as_flattened());
     }
 }
 

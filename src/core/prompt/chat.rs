@@ -391,6 +391,17 @@ mod tests {
     }
 
     #[test]
+    fn many_small_media_do_not_make_a_long_chain() {
+        let part = |at: usize| format!(r#"{{"type":"image_url","image_url":"{at}"}}"#);
+        let with = |count: usize| user(&format!("[{}]", (0..count).map(part).collect::<Vec<_>>().join(",")));
+        let bytes = |count| read_bytes(Chat, with(count).as_bytes()).chain.unwrap().bytes;
+        assert!(bytes(64) > 64 * 2048);
+        assert_eq!(bytes(164) - bytes(64), 100 * 33);
+        apart(Chat, &with(100), &with(100).replace(r#""99""#, r#""x""#));
+        alike(Chat, &with(100), &with(100));
+    }
+
+    #[test]
     fn other_media_count_too() {
         let with = |part: &str| user(&format!("[{part}]"));
         let parts = [

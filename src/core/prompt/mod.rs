@@ -67,8 +67,8 @@ pub struct Reading {
     pub max_tokens: Option<u64>,
     /// Lower is sooner, 0 is usual; acts only where the engine schedules by priority.
     pub priority: i64,
-    /// Images, audio, video or embeddings are in the prompt: each counts a fixed 2,048 bytes in the chain, so its bytes tell less of
-    /// its tokens.
+    /// Images, audio, video or embeddings are in the prompt: each of the first 64 counts a fixed 2,048 bytes in the chain, so its
+    /// bytes tell less of its tokens.
     pub media: bool,
     pub chain: Result<Chain, Opaque>,
 }
@@ -85,7 +85,7 @@ pub fn read(endpoint: Endpoint, body: &[u8], key: &HashKey, block_bytes: usize) 
         let builder = ChainBuilder::rooted(key, block_bytes, *namespace.finalize().as_bytes());
         let mut canon = Canon::new(builder, key);
         request.write_stream(prompt, &mut canon)?;
-        media = canon.media;
+        media = canon.media > 0;
         Ok(canon.sink.finish())
     });
     Reading {

@@ -6,17 +6,29 @@ use memchr::memchr2;
 /// Words of eight bytes to look through before `memchr` is worth its call.
 const WORDS: usize = 2;
 
+/// Bytes of a long string to look through at once.
+const PIECE: usize = 16 << 10;
+
 /// Where the ordinary characters from `at` on end: at a quote or a backslash. `None` if a control character or the end of the body
 /// comes first.
 pub(super) fn run_end(body: &[u8], at: usize) -> Option<usize> {
     match near_end(body, at) {
         Ok(end) => (*body.get(end)? >= b' ').then_some(end),
-        Err(next) => {
-            let far = body.get(next..)?;
-            let ahead = memchr2(b'"', b'\\', far)?;
-            // A running minimum over all is what the compiler turns into wide instructions.
-            let lowest = far[..ahead].iter().copied().fold(u8::MAX, u8::min);
-            (lowest >= b' ').then_some(next + ahead)
+        Err(mut next) => {
+            // Piece by piece, so that what one look-through brings into the nearest cache the other finds there.
+            for piece in body.get(next..)?.chunks(PIECE) {
+                let end = memchr2(b'"', b'\\', piece);
+                let run = &piece[..end.unwrap_or(piece.len())];
+                // A running minimum over all is what the compiler turns into wide instructions.
+                if run.iter().copied().fold(u8::MAX, u8::min) < b' ' {
+                    return None;
+                }
+                next += run.len();
+                if end.is_some() {
+                    return Some(next);
+                }
+            }
+            None
         }
     }
 }
@@ -143,6 +155,18 @@ mod tests {
                     }
                 }
                 assert_eq!(run_end(&vec![filler; length], 0), None);
+            }
+        }
+    }
+
+    #[test]
+    fn long_strings_are_searched_to_their_ends() {
+        for at in [PIECE - 1, PIECE, PIECE + 15, PIECE + 16, PIECE + 17, 3 * PIECE] {
+            for sign in [b'"', b'\\', b'\n'] {
+                let mut body = vec![b'x'; 4 * PIECE];
+                body[at] = sign;
+                assert_eq!(run_end(&body, 0), slow(&body, 0), "{sign} {at}");
+                assert_eq!(run_end(&body[..at], 0), None);
             }
         }
     }

@@ -22,10 +22,17 @@ impl<'d> Text<'d> {
 
     /// Whether this spells `word`, which needs no escape.
     pub fn is(self, word: &str) -> bool {
+        self.which([word]).is_some()
+    }
+
+    /// Which of `words`, none of which needs an escape, this spells.
+    pub fn which<const N: usize>(self, words: [&str; N]) -> Option<usize> {
         if self.plain {
-            return self.inside == word.as_bytes();
+            return words.iter().position(|word| word.as_bytes() == self.inside);
         }
-        self.inside.len() <= word.len() * LONGEST_ESCAPE && self.opening(word.len() + 1) == word.as_bytes()
+        let most = words.iter().map(|word| word.len()).max()?;
+        let spelled = (self.inside.len() <= most * LONGEST_ESCAPE).then(|| self.opening(most + 1))?;
+        words.iter().position(|word| word.as_bytes() == spelled)
     }
 
     /// Whether this begins with `word`, which needs no escape.

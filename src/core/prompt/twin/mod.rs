@@ -4,7 +4,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::core::blocks::HashKey;
-use crate::core::prompt::canon::{Canon, MEDIA_BYTES};
+use crate::core::prompt::canon::{Canon, MEDIA_BYTES, MOST_MEDIA};
 use crate::core::prompt::json::Document;
 use crate::core::prompt::request::Request;
 use crate::core::prompt::{Endpoint, Opaque};
@@ -36,7 +36,7 @@ pub fn slow(endpoint: Endpoint, body: &[u8], key: &HashKey) -> Result<Canonical,
     if !matches!(tree, Tree::Object(_)) {
         return Err(Opaque::Json);
     }
-    let mut twin = Twin { key, out: Vec::new() };
+    let mut twin = Twin { key, out: Vec::new(), media: 0 };
     let kind = twin.stream(endpoint, &tree)?;
     Ok((namespace(endpoint, kind, &tree).into_bytes(), twin.out))
 }
@@ -220,6 +220,7 @@ fn unbilled(text: &str) -> Option<&str> {
 struct Twin<'k> {
     key: &'k HashKey,
     out: Vec<u8>,
+    media: usize,
 }
 
 type Written = Result<(), Opaque>;
@@ -260,7 +261,8 @@ impl Twin<'_> {
     fn media(&mut self, medium: &str, what: &str) {
         let digest = blake3::keyed_hash(&self.key.0, format!("{medium}{what}").as_bytes());
         self.put("I");
-        for _ in 0..MEDIA_BYTES / 32 {
+        self.media += 1;
+        for _ in 0..if self.media > MOST_MEDIA { 1 } else { MEDIA_BYTES / 32 } {
             self.out.extend_from_slice(digest.as_bytes());
         }
     }
