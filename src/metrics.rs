@@ -74,6 +74,8 @@ label! {
         ClientGone = "client_gone",
         /// Refused by the proxy: too large, malformed, or a blocked path.
         Refused = "refused",
+        /// Too many were there already.
+        Shed = "shed",
         /// No worker could take it.
         Unavailable = "unavailable",
         /// A fault of the proxy itself.
@@ -337,6 +339,8 @@ pub struct Metrics {
     registry: Registry,
     pub requests: Requests,
     pub in_flight: IntGauge,
+    /// Requests that wait for a place at a worker.
+    pub queued: IntGauge,
     pub client_connections: IntGauge,
     /// Seconds from the request's arrival to the first data of a streamed answer.
     ttft: [Histogram; 2],
@@ -424,6 +428,7 @@ impl Metrics {
         Arc::new(Metrics {
             requests,
             in_flight: gauge("warmroute_requests_in_flight", "Requests that have come and not ended."),
+            queued: gauge("warmroute_requests_queued", "Requests that wait for a place at a worker."),
             client_connections: gauge("warmroute_client_connections", "Open client connections."),
             ttft: [Predicted::Hit, Predicted::Miss].map(|label| ttft.with_label_values(&[label.as_str()])),
             decision: histogram(

@@ -20,6 +20,7 @@ const NAMES: &[&str] = &[
     "warmroute_predicted_cached_tokens_total",
     "warmroute_prompt_tokens_total",
     "warmroute_requests_in_flight",
+    "warmroute_requests_queued",
     "warmroute_requests_total",
     "warmroute_retries_denied_total",
     "warmroute_retries_total",

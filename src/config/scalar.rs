@@ -108,6 +108,26 @@ pub mod timer {
     }
 }
 
+/// `#[serde(with = ..)]` for a limit that can be switched off.
+pub mod limit {
+    use super::*;
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+        checked(from, |text| match text {
+            "off" | "false" => Ok(None),
+            text => {
+                parse_count(text).map(Some).map_err(|error| format!("{error}; `off` switches this limit off"))
+            }
+        })
+    }
+    pub fn serialize<S: Serializer>(limit: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
+        match limit {
+            Some(limit) => to.serialize_u64(*limit as u64),
+            None => to.serialize_str("off"),
+        }
+    }
+}
+
 /// `#[serde(with = ..)]` for a number of bytes above zero.
 pub mod size {
     use super::*;

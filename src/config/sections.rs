@@ -199,6 +199,15 @@ pub struct Limits {
     /// Client connections open at once; more wait in the system's accept queue.
     #[serde(deserialize_with = "scalar::count")]
     pub connections: usize,
+    /// Requests at all workers together; more wait in the queue. off: no limit.
+    #[serde(with = "scalar::limit")]
+    pub in_flight: Option<usize>,
+    /// Requests at each worker. off: no limit.
+    #[serde(with = "scalar::limit")]
+    pub in_flight_per_worker: Option<usize>,
+    /// Requests that may wait for a place; above it the answer is 503 with `Retry-After`.
+    #[serde(deserialize_with = "scalar::count")]
+    pub queue: usize,
 }
 
 impl Default for Limits {
@@ -208,6 +217,10 @@ impl Default for Limits {
             body: 128 << 20,
             head: 64 << 10,
             connections: 16_384,
+            // A Service has no such limits, and vLLM queues by itself.
+            in_flight: None,
+            in_flight_per_worker: None,
+            queue: 1_024,
         }
     }
 }
@@ -225,6 +238,9 @@ pub struct Timeouts {
     /// Between two pieces of a request body.
     #[serde(with = "scalar::timer")]
     pub client_body: Option<Duration>,
+    /// Longest wait in the queue for a place at a worker (see `limits.in_flight`).
+    #[serde(with = "scalar::duration")]
+    pub queue: Duration,
     /// Longest silence of a worker, before its answer and within it, to within a quarter; off: it may take its time.
     #[serde(with = "scalar::timer")]
     pub silence: Option<Duration>,
@@ -245,6 +261,7 @@ impl Default for Timeouts {
             // Above the 60 s for which common load balancers keep a connection: they must be the ones to close it.
             client_head: Some(Duration::from_secs(75)),
             client_body: Some(Duration::from_secs(30)),
+            queue: Duration::from_secs(30),
             // A long prompt in a long queue is silent for minutes, and a long generation takes as long as it takes.
             silence: None,
             response: None,

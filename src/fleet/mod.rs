@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::config;
 use crate::core::ids::WorkerId;
@@ -78,6 +78,8 @@ pub struct Fleet {
     writing: Mutex<()>,
     /// Counts the changes of the worker list, for those who run a task per worker.
     membership: watch::Sender<u64>,
+    /// Told when a worker may have room again, or there is another one.
+    pub capacity: Notify,
     settings: ArcSwap<config::Health>,
     planner: Arc<Planner>,
     metrics: Arc<Metrics>,
@@ -95,6 +97,7 @@ impl Fleet {
             snapshot: ArcSwap::default(),
             writing: Mutex::new(()),
             membership: watch::Sender::new(0),
+            capacity: Notify::new(),
             settings: ArcSwap::from_pointee(settings),
             planner,
             metrics,
@@ -139,6 +142,7 @@ impl Fleet {
         }
         self.snapshot.store(Arc::new(Snapshot::of(workers)));
         self.membership.send_modify(|changes| *changes += 1);
+        self.capacity.notify_one();
     }
 
     fn join(&self, config: &config::Worker) -> Arc<Worker> {
@@ -203,6 +207,7 @@ impl Fleet {
         let _writing = self.writing.lock();
         let workers = self.snapshot.load().workers.clone();
         self.snapshot.store(Arc::new(Snapshot::of(workers)));
+        self.capacity.notify_one();
     }
 
     /// Waits for changes of the worker list.

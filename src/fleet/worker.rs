@@ -1,6 +1,7 @@
 //! One vLLM server, as the proxy knows it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::HeaderValue;
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub struct Worker {
     pub pool: Pool,
     pub metrics: WorkerMetrics,
     pub activity: Activity,
+    /// Requests that have a place here.
+    pub open: Arc<AtomicUsize>,
     /// Whether connections to it fail: what it still owes will hardly come.
     unreachable: watch::Sender<bool>,
     health: Mutex<Health>,
@@ -44,10 +47,16 @@ impl Worker {
             calm: AtomicBool::new(health.is_calm()),
             health: Mutex::new(health),
             activity: Activity::default(),
+            open: Arc::default(),
             unreachable: watch::Sender::new(false),
             metrics,
             config,
         }
+    }
+
+    /// Has fewer requests than `limit`.
+    pub fn has_room(&self, limit: usize) -> bool {
+        self.open.load(Ordering::Acquire) < limit
     }
 
     /// May be given a request.

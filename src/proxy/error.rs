@@ -60,6 +60,11 @@ pub enum ProxyError {
     /// Nobody is healthy, or everybody healthy was tried.
     #[error("no worker can take the request")]
     NoWorker,
+    /// Every place is taken; seen by clients as [`ProxyError::Overloaded`].
+    #[error("every place at the workers is taken")]
+    Full,
+    #[error("the queue is full, or the wait in it was too long")]
+    Overloaded,
     #[error("worker {worker}: {cause}")]
     Worker {
         worker: String,
@@ -87,7 +92,7 @@ impl ProxyError {
     /// The one table of what follows from which error.
     fn facts(&self) -> Facts {
         use Origin::{Client, Proxy, Worker};
-        use Outcome::{ClientGone, Internal, Refused, Unavailable, WorkerFailed};
+        use Outcome::{ClientGone, Internal, Refused, Shed, Unavailable, WorkerFailed};
         let (origin, status, outcome, code, message) = match self {
             ProxyError::BodyTooLarge { limit } => {
                 let message =
@@ -122,6 +127,9 @@ impl ProxyError {
                 "no_server_available",
                 "No inference server is available at the moment. Try again later.",
             ),
+            ProxyError::Full | ProxyError::Overloaded => {
+                (Proxy, 503, Shed, "overloaded", "Too many requests are waiting. Try again later.")
+            }
             ProxyError::Worker { .. } | ProxyError::GivenUp { why: GivenUp::Lost, .. } => (
                 Worker,
                 502,

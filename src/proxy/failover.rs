@@ -7,6 +7,7 @@ use http::Response;
 use smallvec::SmallVec;
 use tower::retry::budget::Budget;
 
+use super::admission;
 use super::error::ProxyError;
 use super::patience::Patience;
 use super::place::{Asked, Placed};
@@ -38,7 +39,7 @@ pub async fn send(
     let budget = proxy.budget.load_full();
     budget.deposit();
     let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
-    let mut placed = proxy.place(asked, client, &tried)?;
+    let mut placed = admission::admit(proxy, asked, client).await?;
     loop {
         let error = match upstream.attempt(proxy, &mut placed).await {
             Ok((response, patience)) => return Ok(Answered { response, patience, placed }),

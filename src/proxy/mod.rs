@@ -5,7 +5,7 @@
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
 //!    - [`body`] for the whole body under its cap,
-//!    - [`place`] to read the prompt and to pick and book a worker,
+//!    - [`place`] to read the prompt and to pick and book a worker, if [`admission`] has room,
 //!    - [`failover`] to try workers until one has answered, each try made by [`upstream`],
 //!    - which [`patience`] ends if the worker falls silent,
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
@@ -14,6 +14,7 @@
 //! Whatever goes wrong is one [`error::ProxyError`].
 
 pub mod account;
+pub mod admission;
 pub mod body;
 pub mod error;
 pub mod failover;
@@ -31,6 +32,7 @@ pub mod usage;
 pub mod watch;
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -61,6 +63,10 @@ pub struct Proxy {
     pub clock: Clock,
     pub drain: Drain,
     budget: ArcSwap<TpsBudget>,
+    /// Requests that have a place at any worker.
+    open: Arc<AtomicUsize>,
+    /// Held by the request that is next in the queue for a place.
+    turn: tokio::sync::Mutex<()>,
 }
 
 /// Retries are allowed against what was served in this time.
@@ -86,6 +92,8 @@ impl Proxy {
             block_bytes: config.cache.block_bytes,
             budget: ArcSwap::from_pointee(budget(&config.retries)),
             config: ArcSwap::from_pointee(config),
+            open: Arc::default(),
+            turn: tokio::sync::Mutex::default(),
             fleet,
             planner,
             metrics,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::admission::{Freed, Slot};
 use super::error::ProxyError;
 use super::{Client, Proxy};
 use crate::config::{Draw, Mode};
@@ -39,6 +40,9 @@ pub struct Placed {
     /// Whether the worker has shown that it lives.
     proven: bool,
     proxy: Arc<Proxy>,
+    _slots: (Slot, Slot),
+    /// Fields are dropped in their order: the places first, then the word that they are free.
+    _freed: Freed,
 }
 
 impl Placed {
@@ -115,7 +119,7 @@ impl Proxy {
     /// Picks a worker that is not among `tried`, and books the request there.
     ///
     /// # Errors
-    /// [`ProxyError::NoWorker`] if there is none.
+    /// [`ProxyError::NoWorker`] if there is none, [`ProxyError::Full`] if all have as many requests as they may have.
     pub fn place(
         self: &Arc<Self>,
         asked: &Asked,
@@ -123,10 +127,9 @@ impl Proxy {
         tried: &[WorkerId],
     ) -> Result<Placed, ProxyError> {
         let fleet = self.fleet.snapshot();
-        let (mode, draw) = {
-            let config = self.config.load();
-            (config.mode, config.random.draw)
-        };
+        let config = self.config.load();
+        let (mode, draw) = (config.mode, config.random.draw);
+        let slot = Slot::take(&self.open, config.limits.in_flight).ok_or(ProxyError::Full)?;
         let pins = mode == Mode::Random && draw == Draw::Connection;
         let mut eligible: SmallVec<[WorkerId; 64]> = match client.pinned().filter(|_| pins) {
             Some(pinned) if is_usable(&fleet, &pinned) && !tried.contains(&pinned.id) => {
@@ -139,6 +142,15 @@ impl Proxy {
             None => SmallVec::from_slice(&fleet.eligible),
         };
         eligible.retain(|worker| !tried.contains(worker));
+        let each = config.limits.in_flight_per_worker;
+        if let Some(limit) = each
+            && !eligible.is_empty()
+        {
+            eligible.retain(|worker| fleet.worker(*worker).is_some_and(|worker| worker.has_room(limit)));
+            if eligible.is_empty() {
+                return Err(ProxyError::Full);
+            }
+        }
         let policy = match mode {
             Mode::Kv => Policy::Kv,
             Mode::Random => Policy::Random,
@@ -149,6 +161,8 @@ impl Proxy {
             self.metrics.decision.observe(asked.began.elapsed().as_secs_f64());
         }
         let worker = fleet.worker(decision.worker).ok_or(ProxyError::NoWorker)?.clone();
+        // Another request may have taken the last place since; the queue sorts it out.
+        let worker_slot = Slot::take(&worker.open, each).ok_or(ProxyError::Full)?;
         if pins {
             client.pin(&worker);
         }
@@ -168,6 +182,8 @@ impl Proxy {
             booking: Some(booking),
             predicted_cached_tokens: decision.predicted_cached_tokens,
             proxy: self.clone(),
+            _slots: (slot, worker_slot),
+            _freed: Freed(self.fleet.clone()),
         })
     }
 }

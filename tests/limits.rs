@@ -1,0 +1,196 @@
+//! Limits on what is at the workers at once, and the queue before them.
+
+use std::time::Duration;
+
+use warmroute::config::{Config, Mode};
+use warmroute::testing::{FakeEngine, Gate, PLAIN_ANSWER, Step, TestRouter, Wire, until};
+
+const CHAT: &str = "/v1/chat/completions";
+const BODY: &str = r#"{"messages":[{"role":"user","content":"x"}]}"#;
+
+async fn send(router: &TestRouter) -> Wire {
+    let mut client = router.client().await;
+    client
+        .send(format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{BODY}", BODY.len()))
+        .await;
+    client
+}
+
+async fn limited(engine: &FakeEngine, set: impl FnOnce(&mut Config)) -> TestRouter {
+    let mut config = TestRouter::config(Mode::Kv, &[engine]);
+    set(&mut config);
+    TestRouter::start(config).await
+}
+
+fn held(gate: &Gate) -> Vec<Step> {
+    vec![Step::Await(gate.clone()), Step::json("200 OK", PLAIN_ANSWER)]
+}
+
+#[tokio::test]
+async fn clients_that_leave_the_queue_take_no_place_with_them() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.limits.in_flight = Some(1)).await;
+    let gate = Gate::default();
+    engine.next(held(&gate));
+    let mut first = send(&router).await;
+    engine.saw(1).await;
+    let mut queued = Vec::new();
+    for _ in 0..5 {
+        queued.push(send(&router).await);
+    }
+    router.metric_is("warmroute_requests_queued", 5.0).await;
+    drop(queued);
+    router.metric_is("warmroute_requests_queued", 0.0).await;
+    gate.open();
+    assert_eq!(first.answer("POST").await.expect("an answer").status(), 200);
+    for _ in 0..3 {
+        assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 200);
+    }
+    assert_eq!(engine.seen().len(), 4, "those that left never reached the worker");
+    router.metric_is("warmroute_requests_in_flight", 0.0).await;
+}
+
+#[tokio::test]
+async fn the_queue_is_served_in_order_and_bounded() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| {
+        config.limits.in_flight_per_worker = Some(2);
+        config.limits.queue = 3;
+    })
+    .await;
+    let gates: Vec<Gate> = (0..5).map(|_| Gate::default()).collect();
+    for gate in &gates {
+        engine.next(held(gate));
+    }
+    let mut clients = Vec::new();
+    for n in 0..5usize {
+        clients.push(send(&router).await);
+        let (there, queued) = (n.min(1) + 1, n.saturating_sub(1));
+        engine.saw(there).await;
+        router.metric_is("warmroute_requests_queued", queued as f64).await;
+    }
+    let refused = router.client().await.post(CHAT, BODY).await;
+    assert_eq!((refused.status(), refused.head.get("retry-after")), (503, Some("1")));
+    assert!(refused.text().contains(r#""code":"overloaded""#), "{}", refused.text());
+    router.metric_is(r#"warmroute_requests_total{mode="kv",outcome="shed",route="chat"}"#, 1.0).await;
+    // Each place that becomes free goes to the one that has waited longest.
+    for (n, gate) in gates.iter().enumerate() {
+        gate.open();
+        assert_eq!(clients[n].answer("POST").await.expect("an answer").status(), 200);
+        engine.saw((n + 3).min(5)).await;
+    }
+    router.metric_is("warmroute_requests_in_flight", 0.0).await;
+    assert_eq!(router.metric("warmroute_requests_queued").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_place_is_held_to_the_end_of_the_stream() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.limits.in_flight = Some(1)).await;
+    let gate = Gate::default();
+    engine.next(vec![
+        Step::stream_head(),
+        Step::chunk("data: 1\n\n"),
+        Step::Await(gate.clone()),
+        Step::last_chunk(),
+    ]);
+    let mut streaming = send(&router).await;
+    let (head, raw) = streaming.head().await.expect("a head");
+    let mut next = send(&router).await;
+    router.metric_is("warmroute_requests_queued", 1.0).await;
+    assert_eq!(engine.seen().len(), 1);
+    gate.open();
+    assert!(streaming.body(head, raw, "POST").await.complete);
+    assert_eq!(next.answer("POST").await.expect("an answer").status(), 200);
+}
+
+#[tokio::test]
+async fn a_wait_that_is_too_long_ends_in_a_503() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| {
+        config.limits.in_flight = Some(1);
+        config.timeouts.queue = Duration::from_millis(50);
+    })
+    .await;
+    let gate = Gate::default();
+    engine.next(held(&gate));
+    let mut first = send(&router).await;
+    engine.saw(1).await;
+    assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 503);
+    gate.open();
+    assert_eq!(first.answer("POST").await.expect("an answer").status(), 200);
+    assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 200);
+}
+
+#[tokio::test]
+async fn many_through_a_narrow_gate_all_come_through() {
+    let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);
+    let mut config = TestRouter::config(Mode::Kv, &[&one, &two]);
+    config.limits.in_flight_per_worker = Some(2);
+    let router = TestRouter::start(config).await;
+    let mut clients = Vec::new();
+    for _ in 0..200 {
+        clients.push(send(&router).await);
+    }
+    for client in &mut clients {
+        assert_eq!(client.answer("POST").await.expect("an answer").status(), 200);
+    }
+    assert_eq!(one.seen().len() + two.seen().len(), 200);
+    assert!(one.connections() <= 2 && two.connections() <= 2);
+    router.metric_is("warmroute_requests_queued", 0.0).await;
+}
+
+#[tokio::test]
+async fn those_who_wait_for_a_full_worker_are_told_when_it_has_gone() {
+    let mut engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| {
+        config.limits.in_flight = Some(1);
+        config.health.interval = Some(Duration::from_millis(50));
+        config.health.unreachable_silence = Some(Duration::from_millis(50));
+    })
+    .await;
+    engine.next(vec![Step::AwaitClose]);
+    let mut first = send(&router).await;
+    engine.saw(1).await;
+    let mut waiting = send(&router).await;
+    router.metric_is("warmroute_requests_queued", 1.0).await;
+    engine.kill().await;
+    for client in [&mut first, &mut waiting] {
+        let status = client.answer("POST").await.expect("an answer").status();
+        assert!(matches!(status, 502 | 503), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn connections_above_their_limit_wait_for_one_to_end() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.limits.connections = 2).await;
+    let mut one = router.client().await;
+    let mut two = router.client().await;
+    assert_eq!((one.get("/a").await.status(), two.get("/b").await.status()), (200, 200));
+    let mut three = router.client().await;
+    three.send("GET /c HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    for _ in 0..20 {
+        assert_eq!(one.get("/a").await.status(), 200);
+    }
+    assert!(engine.seen().iter().all(|seen| seen.head.second() != "/c"));
+    drop(two);
+    assert_eq!(three.answer("GET").await.expect("an answer").status(), 200);
+}
+
+#[tokio::test]
+async fn connections_that_bring_no_head_are_closed_in_time() {
+    let engine = FakeEngine::start().await;
+    let router =
+        limited(&engine, |config| config.timeouts.client_head = Some(Duration::from_millis(200))).await;
+    let mut silent = router.client().await;
+    let mut half = router.client().await;
+    half.send("GET / HTTP/1.1\r\nhost:").await;
+    let mut idle = router.client().await;
+    assert_eq!(idle.get("/").await.status(), 200);
+    for client in [&mut silent, &mut half, &mut idle] {
+        client.ended().await;
+    }
+    let all_closed = async || router.metric("warmroute_client_connections").await == 0.0;
+    until("all to be closed", all_closed).await;
+}
