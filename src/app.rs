@@ -16,7 +16,7 @@ use crate::config::watch::{self, Source};
 use crate::config::{Config, ConfigError};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
-use crate::fleet::{Fleet, probe};
+use crate::fleet::{Fleet, probe, scrape};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::{self, Proxy};
@@ -67,6 +67,7 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
         ..planner::Settings::default()
     });
     let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), clock);
+    fleet.set_scrape_settings(config.scrape.clone());
     fleet.set_workers(&config.workers.fixed);
     let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
     let proxy = Proxy::new(config, hash_key, fleet, planner, metrics, clock, Drain::default());
@@ -117,7 +118,8 @@ impl Bound {
         };
         // Dropped at the end, and with it whatever still runs in it.
         let mut tasks = JoinSet::new();
-        tasks.spawn(probe::run(proxy.fleet.clone(), api_key, connect));
+        tasks.spawn(probe::run(proxy.fleet.clone(), api_key.clone(), connect));
+        tasks.spawn(scrape::run(proxy.fleet.clone(), api_key, connect));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
         tasks.spawn(proxy::server::serve(clients, proxy.clone()));

@@ -45,6 +45,12 @@ macro_rules! label {
     };
 }
 
+mod truth;
+
+pub use truth::{Basis, Forgot, Scraped, Source, TruthMetrics};
+
+use truth::TruthFamilies;
+
 label! {
     /// What kind of request it was.
     Route as "route" {
@@ -293,6 +299,7 @@ struct WorkerFamilies {
     state: IntGaugeVec,
     failures: IntCounterVec,
     connections: IntGaugeVec,
+    truth: TruthFamilies,
 }
 
 /// The handles of one worker. Dropping them removes its series.
@@ -303,6 +310,8 @@ pub struct WorkerMetrics {
     pub requests: IntCounter,
     /// Open connections to the worker, idle ones too.
     pub connections: IntGauge,
+    /// What the worker says of itself.
+    pub truth: TruthMetrics,
 }
 
 impl WorkerMetrics {
@@ -424,6 +433,7 @@ impl Metrics {
                 &["worker", "cause"],
             ),
             connections: gauges("warmroute_worker_connections", "Open connections to the worker.", &worker),
+            truth: TruthFamilies::register(r),
         };
         Arc::new(Metrics {
             requests,
@@ -479,6 +489,7 @@ impl Metrics {
             in_flight: self.workers.in_flight.with_label_values(&[worker.as_str()]),
             requests: self.workers.requests.with_label_values(&[worker.as_str()]),
             connections: self.workers.connections.with_label_values(&[worker.as_str()]),
+            truth: TruthMetrics::new(&self.workers.truth, &worker),
             families: self.workers.clone(),
             worker,
         }

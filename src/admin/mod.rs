@@ -105,6 +105,8 @@ fn fleet(proxy: &Proxy) -> Value {
                     "capacity_tokens": belief.capacity_tokens,
                     "queue_tokens": belief.queue_tokens.round(),
                     "prefill_tokens_per_s": belief.prefill_speed.map(f64::round),
+                    "credit": belief.credit,
+                    "foreign_share": belief.foreign_share,
                 })
             });
             json!({

@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::core::blocks::HashKey;
 use crate::core::price::PriceSettings;
 
-pub use sections::{Cache, Drain, Health, Limits, Log, LogFormat, Random, Retries, Timeouts};
+pub use sections::{Cache, Drain, Health, Limits, Log, LogFormat, Random, Retries, Scrape, Timeouts};
 pub use worker::Origin;
 
 /// How requests are placed.
@@ -74,6 +74,15 @@ pub struct Workers {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
+impl Secret {
+    /// As the value of an `Authorization` header; `None` if it holds bytes that no header can.
+    pub fn bearer(&self) -> Option<http::HeaderValue> {
+        let mut value = http::HeaderValue::try_from(format!("Bearer {}", self.0)).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("(secret)")
@@ -91,6 +100,7 @@ pub struct Config {
     pub random: Random,
     pub workers: Workers,
     pub health: Health,
+    pub scrape: Scrape,
     pub cache: Cache,
     #[serde(serialize_with = "sections::serialize_price")]
     pub price: PriceSettings,
@@ -119,6 +129,7 @@ impl Default for Config {
             random: Random::default(),
             workers: Workers::default(),
             health: Health::default(),
+            scrape: Scrape::default(),
             cache: Cache::default(),
             price: PriceSettings::default(),
             limits: Limits::default(),
@@ -187,6 +198,7 @@ impl Config {
             random: raw.random,
             workers,
             health: raw.health,
+            scrape: raw.scrape,
             cache: raw.cache,
             price: raw.price.into(),
             limits: raw.limits,

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::Price;
 use super::{
-    Cache, Config, Drain, Health, Limits, Log, Mode, Origin, Random, Retries, Timeouts, Worker, scalar,
+    Cache, Config, Drain, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape, Timeouts, Worker,
+    scalar,
 };
 
 /// The top level of the file.
@@ -26,6 +27,7 @@ pub struct Raw {
     pub random: Random,
     pub workers: RawWorkers,
     pub health: Health,
+    pub scrape: Scrape,
     pub cache: Cache,
     pub price: Price,
     pub limits: Limits,
@@ -45,6 +47,7 @@ impl Default for Raw {
             random: config.random,
             workers: RawWorkers::default(),
             health: config.health,
+            scrape: config.scrape,
             cache: config.cache,
             price: config.price.into(),
             limits: config.limits,

@@ -73,6 +73,36 @@ impl Default for Health {
     }
 }
 
+/// How the workers' metrics pages are read.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scrape {
+    /// Path of the page.
+    #[serde(deserialize_with = "probe_path")]
+    pub path: String,
+    /// Time between two readings of one worker; off: none is read, and restarts are seen by refused connections only.
+    #[serde(with = "scalar::timer")]
+    pub interval: Option<Duration>,
+    /// How long a reading may take.
+    #[serde(with = "scalar::duration")]
+    pub timeout: Duration,
+    /// Largest page that is read; it is read in pieces and never held.
+    #[serde(with = "scalar::size")]
+    pub limit: usize,
+}
+
+impl Default for Scrape {
+    fn default() -> Self {
+        Scrape {
+            path: "/metrics".to_owned(),
+            // A real page is 65 KB and costs its engine a few milliseconds.
+            interval: Some(Duration::from_secs(2)),
+            timeout: Duration::from_secs(2),
+            limit: 16 << 20,
+        }
+    }
+}
+
 fn probe_path<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     scalar::checked(from, |text| match text.parse::<http::uri::PathAndQuery>() {
         Ok(_) if text.starts_with('/') => Ok(text.to_owned()),

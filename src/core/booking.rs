@@ -6,6 +6,8 @@ use crate::core::cache::Claim;
 use crate::core::ids::{Time, WorkerId};
 use crate::core::load::{Served, Ticket};
 use crate::core::planner::{Ask, Planner, Slot};
+use crate::core::price::Terms;
+use crate::core::trust::Sample;
 
 /// What is known when a request has ended. Absent means the worker did not say.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +30,10 @@ pub struct Booking {
     content_tokens: u64,
     guessed_tokens: u64,
     uncached: f64,
+    /// What the worker's tally has of this request.
+    asked: f64,
+    expected: f64,
+    block_tokens: f64,
     served: Option<(Served, Time)>,
     /// The latest time this booking has been told.
     at: Time,
@@ -39,7 +45,7 @@ impl Booking {
         slot: Arc<Slot>,
         ask: &Ask,
         ticket: Ticket,
-        uncached: f64,
+        terms: &Terms,
         era: u16,
         now: Time,
     ) -> Booking {
@@ -58,7 +64,10 @@ impl Booking {
             committed: false,
             content_tokens,
             guessed_tokens,
-            uncached,
+            uncached: terms.uncached,
+            asked: ask.prompt_tokens,
+            expected: terms.cached,
+            block_tokens: ask.block_tokens,
             served: None,
             at: now,
         }
@@ -84,8 +93,9 @@ impl Booking {
         }
     }
 
-    /// The answer is complete.
-    pub fn finish(mut self, finished: Finished, now: Time) {
+    /// The answer is complete. Answers how many blocks the planner forgot, if this answer was the one that showed that the
+    /// worker has emptied its cache.
+    pub fn finish(mut self, finished: Finished, now: Time) -> Option<usize> {
         self.committed = true;
         self.at = now;
         if let (Some(prompt), Some(output)) = (finished.prompt_tokens, finished.output_tokens) {
@@ -95,6 +105,43 @@ impl Booking {
             self.uncached = f64::from(prompt.saturating_sub(cached));
         }
         self.learn(now);
+        let prompt = f64::from(finished.prompt_tokens?);
+        let emptied = finished.cached_tokens.and_then(|cached| self.compare(prompt, f64::from(cached), now));
+        if let Some(load) = self.planner.table().load(&self.slot) {
+            load.correct(prompt - self.asked, 0.0);
+            load.answered();
+        }
+        self.asked = prompt;
+        emptied
+    }
+
+    /// Holds what was believed against what the worker confirms.
+    fn compare(&self, prompt: f64, confirmed: f64, now: Time) -> Option<usize> {
+        /// Requests that are looked at to see how long ago a block was used that is gone.
+        const LOOK_BACK: usize = 1024;
+        const SOME: u64 = 4;
+        /// Beyond it the bytes that are counted here are not what the worker counts (pictures, several prompts).
+        const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.5..=2.0;
+        let claim = self.claim.as_ref().filter(|claim| !claim.reused().busy)?;
+        if !self.planner.settings.learn_trust {
+            return None;
+        }
+        // The estimate of the prompt was as wrong in the believed part as in the whole.
+        let scale = prompt / self.asked;
+        if !PLAUSIBLE.contains(&scale) {
+            return None;
+        }
+        let block = self.block_tokens * scale;
+        let believed = (claim.matched() as f64 * block).min((prompt - 1.0).max(0.0));
+        let used = claim.reused().stamp;
+        let (newer, held, stamp) = self.planner.with_cache(&self.slot, |cache, _| {
+            let gone = believed - confirmed > 2.0 * block;
+            // Of those that are right, some are enough.
+            let newer = if gone || used % SOME == 0 { cache.newer_than(used, LOOK_BACK) } else { 0 };
+            cache.is_current(claim).then(|| (newer as f64, cache.held_tokens() as f64, cache.stamp()))
+        })??;
+        let sample = Sample { prompt, believed, confirmed, block, newer, held, used, now: stamp };
+        self.planner.learn_trust(&self.slot, sample, now)
     }
 
     fn learn(&self, now: Time) {
@@ -111,6 +158,9 @@ impl Drop for Booking {
     fn drop(&mut self) {
         if let Some(load) = self.planner.table().load(&self.slot) {
             load.end(self.ticket, self.at);
+            if !self.committed {
+                load.correct(-self.asked, -self.expected);
+            }
         }
         let Some(claim) = self.claim.take() else { return };
         let filler = self.guessed_tokens.saturating_sub(self.content_tokens);

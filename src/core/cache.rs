@@ -40,6 +40,8 @@ struct Run {
     content: u64,
     /// Tokens of the partial tail and the answer; reused before the blocks.
     filler: u64,
+    /// Later runs have greater stamps.
+    stamp: u64,
     older: u32,
     newer: u32,
 }
@@ -51,14 +53,28 @@ pub struct Claim {
     slots: Vec<u32>,
     /// How many of `slots` were held before the claim.
     matched: usize,
+    reused: Reused,
     filler: u64,
     epoch: u64,
+}
+
+/// From where a claim got the blocks that were held before it.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reused {
+    /// Some were in use by another request in flight, which may not have computed them yet.
+    pub busy: bool,
+    /// When the first of them was used last, as a stamp for [`Cache::newer_than`]; of idle blocks only.
+    pub stamp: u64,
 }
 
 impl Claim {
     /// Blocks of the prompt that were believed cached when it was admitted.
     pub fn matched(&self) -> usize {
         self.matched
+    }
+
+    pub fn reused(&self) -> Reused {
+        self.reused
     }
 }
 
@@ -88,6 +104,8 @@ pub struct Cache {
     newest: u32,
     /// Tokens of all blocks and fillers, pinned or not.
     held: u64,
+    /// The stamp of the newest run.
+    stamp: u64,
     epoch: u64,
 }
 
@@ -103,6 +121,7 @@ impl Cache {
             oldest: NONE,
             newest: NONE,
             held: 0,
+            stamp: 0,
             epoch: 0,
         }
     }
@@ -149,13 +168,20 @@ impl Cache {
     ) -> Claim {
         let mut slots = Vec::with_capacity(chain.len());
         let mut matched = 0;
+        let mut reused = Reused::default();
         let mut last = NONE;
         for &hash in chain {
             let slot = match self.find_after(last, hash) {
                 Some(slot) if self.blocks[slot as usize].pins == MAX_PINS => break,
                 Some(slot) => {
+                    if matched == slots.len() {
+                        let run = self.runs.get(self.blocks[slot as usize].run as usize);
+                        reused.busy |= run.is_none();
+                        // Heads are used at least as lately as what follows them.
+                        reused.stamp = reused.stamp.max(run.map_or(0, |run| run.stamp));
+                        matched += 1;
+                    }
                     self.pin(slot);
-                    matched += usize::from(matched == slots.len());
                     slot
                 }
                 None => {
@@ -173,7 +199,7 @@ impl Cache {
         }
         self.make_room(filler, 0, witness);
         self.held += filler;
-        Claim { slots, matched, filler, epoch: self.epoch }
+        Claim { slots, matched, reused, filler, epoch: self.epoch }
     }
 
     /// The request has ended; its blocks become the most recently used. `filler` corrects the guess made at admission.
@@ -229,13 +255,35 @@ impl Cache {
         pushed
     }
 
+    /// Greater after each request that ended.
+    pub fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    /// Whether nothing was forgotten since `claim` was made.
+    pub fn is_current(&self, claim: &Claim) -> bool {
+        claim.epoch == self.epoch
+    }
+
+    /// Tokens that ended requests have used since `stamp`, as far as `most` requests tell.
+    pub fn newer_than(&self, stamp: u64, most: usize) -> u64 {
+        let mut newer = 0;
+        let mut at = self.newest;
+        for _ in 0..most {
+            let Some(run) = self.runs.get(at as usize).filter(|run| run.stamp > stamp) else { break };
+            newer += run.content + run.filler;
+            at = run.older;
+        }
+        newer
+    }
+
     /// Forgets everything: the engine restarted or reset its cache. Claims made before become void.
     pub fn clear(&mut self, witness: &mut impl Witness) -> usize {
         let dropped = self.table.len();
         for &slot in self.table.iter() {
             witness.dropped(self.blocks[slot as usize].hash);
         }
-        *self = Cache { epoch: self.epoch + 1, ..Cache::new(self.bounds) };
+        *self = Cache { epoch: self.epoch + 1, stamp: self.stamp, ..Cache::new(self.bounds) };
         dropped
     }
 
@@ -303,7 +351,9 @@ impl Cache {
         block.pins == 0
     }
 
-    fn append(&mut self, run: Run) {
+    fn append(&mut self, mut run: Run) {
+        self.stamp += 1;
+        run.stamp = self.stamp;
         let at = put(&mut self.runs, &mut self.free_runs, run);
         let run = &mut self.runs[at as usize];
         run.older = self.newest;

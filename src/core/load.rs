@@ -21,6 +21,8 @@ struct Prefill {
     tokens: f64,
     streams: bool,
     since: Time,
+    /// Tokens of the whole prompt.
+    prompt: f64,
 }
 
 /// Seconds over which work given to a worker is remembered; 180 s as in Preble (ICLR'25), where it was found to even out
@@ -38,6 +40,12 @@ pub struct Load {
     recent: f64,
     recent_at: Time,
     pub pace: Pace,
+    /// Tokens of all prompts sent there, and what was believed cached of them.
+    asked: f64,
+    expected: f64,
+    answered: u64,
+    foreign: f64,
+    foreign_until: Time,
 }
 
 impl Load {
@@ -68,12 +76,54 @@ impl Load {
         if self.prefills.is_empty() {
             self.serving_since = now;
         }
-        self.prefills.push_back(Prefill { ticket, tokens, streams, since: now });
+        self.prefills.push_back(Prefill { ticket, tokens, streams, since: now, prompt: tokens });
         self.queued += tokens;
         self.open += 1;
         self.recent = self.recent(now) + seconds / RECENT_SECONDS;
         self.recent_at = now;
         ticket
+    }
+
+    /// Adds to the tally a request of `prompt` tokens that has just been booked.
+    pub fn ask(&mut self, prompt: f64, expected: f64) {
+        if let Some(prefill) = self.prefills.back_mut() {
+            prefill.prompt = prompt;
+        }
+        self.correct(prompt, expected);
+    }
+
+    /// Corrects the tally: the estimate was wrong, or the request was never begun.
+    pub fn correct(&mut self, prompt: f64, expected: f64) {
+        self.asked += prompt;
+        self.expected += expected;
+    }
+
+    /// An answer has told how long its prompt was.
+    pub fn answered(&mut self) {
+        self.answered += 1;
+    }
+
+    /// What has been given to the worker since it joined.
+    pub fn given(&self) -> Given {
+        Given {
+            requests: self.next_ticket,
+            answered: self.answered,
+            asked: self.asked,
+            expected: self.expected,
+            pending: self.prefills.iter().map(|prefill| prefill.prompt).sum(),
+            prefills: self.prefills.len(),
+            open: self.open,
+        }
+    }
+
+    /// Others have so many tokens to prefill queued there; believed until `until`.
+    pub fn set_foreign(&mut self, tokens: f64, until: Time) {
+        (self.foreign, self.foreign_until) = (tokens, until);
+    }
+
+    /// Tokens that others have queued there, as far as is known at `now`.
+    pub fn foreign(&self, now: Time) -> f64 {
+        if now <= self.foreign_until { self.foreign } else { 0.0 }
     }
 
     /// The request's first token came: what is known of the prefill that ended, for the worker's speed.
@@ -114,6 +164,25 @@ impl Load {
             self.queued = 0.0;
         }
     }
+}
+
+/// What has been given to a worker since it joined. Tokens unless the name says otherwise.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Given {
+    /// Requests.
+    pub requests: u64,
+    /// Requests whose answer told how long the prompt was.
+    pub answered: u64,
+    /// Of all prompts.
+    pub asked: f64,
+    /// Of these, believed cached.
+    pub expected: f64,
+    /// Of prompts without a first token.
+    pub pending: f64,
+    /// Requests without a first token.
+    pub prefills: usize,
+    /// Requests that have not ended.
+    pub open: usize,
 }
 
 /// A prefill that ended: how long the worker was at it, and whether it was the oldest one (else it was served out of order
@@ -166,6 +235,37 @@ mod tests {
         let b = load.book(10.0, 1.0, true, Time(0.0));
         assert_eq!(load.first_token(b, Time(0.1)).map(|served| served.in_order), Some(false));
         assert_eq!(load.first_token(b, Time(0.2)), None, "only once");
+    }
+
+    #[test]
+    fn the_load_of_others_is_believed_for_its_time_only() {
+        let mut load = Load::default();
+        load.set_foreign(4000.0, Time(5.0));
+        assert_eq!((load.foreign(Time(5.0)), load.foreign(Time(5.1))), (4000.0, 0.0));
+    }
+
+    #[test]
+    fn the_tally_counts_what_was_asked_and_what_is_pending() {
+        let mut load = Load::default();
+        let a = load.book(300.0, 1.0, true, Time(0.0));
+        load.ask(2300.0, 2000.0);
+        let b = load.book(2300.0, 1.0, true, Time(0.0));
+        load.ask(2300.0, 0.0);
+        load.first_token(a, Time(1.0));
+        let pending = Given {
+            requests: 2,
+            answered: 0,
+            asked: 4600.0,
+            expected: 2000.0,
+            pending: 2300.0,
+            prefills: 1,
+            open: 2,
+        };
+        assert_eq!(load.given(), pending);
+        load.correct(-2300.0, 0.0);
+        load.end(b, Time(1.0));
+        let left = Given { asked: 2300.0, pending: 0.0, prefills: 0, open: 1, ..pending };
+        assert_eq!(load.given(), left);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! In the order of a decision: [`prompt`] reads the request body, [`blocks`] chains its bytes into hashes, [`index`]
 //! tells who is believed to hold them, [`cache`] is what one worker is believed to hold and [`ghost`] what it used to,
 //! [`load`] is what it has been given to do and [`speed`] how fast it does it, [`price`] turns all that into seconds,
-//! `view` is one request's look at all of it, [`planner`] picks, and [`booking`] is the claim of one request on the picked worker.
+//! `view` is one request's look at all of it, [`planner`] picks, [`booking`] is the claim of one request on the picked worker,
+//! and [`trust`] is what the answers say of the beliefs.
 
 pub mod blocks;
 pub mod booking;
@@ -18,4 +19,5 @@ pub mod price;
 pub mod prompt;
 pub mod speed;
 pub mod tally;
+pub mod trust;
 mod view;

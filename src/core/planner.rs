@@ -2,9 +2,10 @@
 //! `explain`, the shadow and `simulate` all call [`Planner::plan`].
 //!
 //! Locks, in the order in which they may be taken: the table of loads (held from pricing to booking, a microsecond or so for
-//! a fleet of 64), one worker's cache, the index's shards. None is held while hashing or looking up.
+//! a fleet of 64), one worker's trust, its cache, the index's shards. None is held while hashing or looking up.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -15,10 +16,11 @@ pub use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason, Worker
 use crate::core::ghost::Ghosts;
 use crate::core::ids::{BlockHash, Time, WorkerId};
 use crate::core::index::Index;
-use crate::core::load::Load;
+use crate::core::load::{Given, Load};
 use crate::core::price::PriceSettings;
 use crate::core::speed::{Line, Pace};
 use crate::core::tally::Traffic;
+use crate::core::trust::{Sample, Trust, Verdict};
 use crate::core::view::View;
 
 /// Settings of the planner; `Default` is the one place where its defaults are.
@@ -27,6 +29,8 @@ pub struct Settings {
     pub price: PriceSettings,
     /// Learn each worker's prefill speed; if off, all are taken to be equally fast unless told otherwise.
     pub learn_speed: bool,
+    /// Learn from what workers confirm how far their beliefs can be trusted.
+    pub learn_trust: bool,
     /// Believed blocks over all workers, shared out evenly.
     pub max_blocks: usize,
     /// Evicted blocks whose last home is remembered.
@@ -38,6 +42,7 @@ impl Default for Settings {
         Settings {
             price: PriceSettings::default(),
             learn_speed: true,
+            learn_trust: true,
             max_blocks: 2_000_000,
             max_ghosts: 1_000_000,
         }
@@ -51,6 +56,22 @@ pub(super) struct Slot {
     pub(super) spec: WorkerSpec,
     /// `None` once the worker has left: a decision under way may still hold the slot, and must leave nothing behind.
     pub(super) cache: Mutex<Option<Cache>>,
+    trust: Mutex<Trust>,
+    /// A copy of what the trust gives, as the bits of an `f64`, for readers without a lock.
+    credit: AtomicU64,
+    engine_block_tokens: AtomicU32,
+}
+
+impl Slot {
+    /// The share of what is believed cached that counts.
+    pub(super) fn credit(&self) -> f64 {
+        f64::from_bits(self.credit.load(Ordering::Relaxed))
+    }
+
+    /// Tokens in a block of the engine.
+    pub(super) fn engine_block_tokens(&self) -> u32 {
+        self.engine_block_tokens.load(Ordering::Relaxed)
+    }
 }
 
 /// The loads of all workers, by slot. One lock, so that pricing and booking are one step.
@@ -147,8 +168,15 @@ impl Planner {
             table.seats[place] = Seat { generation, load };
         }
         let bounds = Bounds { tokens: spec.capacity_tokens, blocks: 0 };
-        fleet[place] =
-            Some(Arc::new(Slot { id, generation, spec, cache: Mutex::new(Some(Cache::new(bounds))) }));
+        fleet[place] = Some(Arc::new(Slot {
+            id,
+            generation,
+            cache: Mutex::new(Some(Cache::new(bounds))),
+            trust: Mutex::new(Trust::new(spec.capacity_tokens)),
+            credit: AtomicU64::new(1f64.to_bits()),
+            engine_block_tokens: AtomicU32::new(spec.engine_block_tokens),
+            spec,
+        }));
         self.share_blocks(&fleet);
         self.fleet.store(Arc::new(fleet));
         id
@@ -170,15 +198,74 @@ impl Planner {
     /// Empties what is believed of the worker's cache (it restarted); answers how many blocks were dropped.
     pub fn forget(&self, worker: WorkerId) -> usize {
         let Some(slot) = self.slot(worker) else { return 0 };
-        let mut follow = self.follow(worker);
+        self.empty(&slot)
+    }
+
+    fn empty(&self, slot: &Slot) -> usize {
+        slot.trust.lock().emptied();
+        let mut follow = self.follow(slot.id);
         slot.cache.lock().as_mut().map_or(0, |cache| cache.clear(&mut follow))
     }
 
     /// The engine's cache size in tokens is known, has changed, or is no longer known.
     pub fn set_capacity(&self, worker: WorkerId, tokens: Option<u64>) {
         let Some(slot) = self.slot(worker) else { return };
-        self.with_cache(&slot, |cache, follow| {
-            let bounds = Bounds { tokens, ..cache.bounds() };
+        let mut trust = slot.trust.lock();
+        trust.tell(tokens);
+        self.resize(&slot, &trust);
+    }
+
+    /// The engine caches whole blocks of so many tokens.
+    pub fn set_engine_block(&self, worker: WorkerId, tokens: u32) {
+        if let Some(slot) = self.slot(worker) {
+            slot.engine_block_tokens.store(tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// Others have so many uncached tokens queued at the worker, as far as is known until `until`.
+    pub fn set_foreign_queue(&self, worker: WorkerId, tokens: f64, until: Time) {
+        let Some(slot) = self.slot(worker) else { return };
+        if let Some(load) = self.table.lock().load(&slot) {
+            load.set_foreign(tokens, until);
+        }
+    }
+
+    /// Others send this share of the worker's prompt tokens, and use as much of its cache.
+    pub fn set_foreign_share(&self, worker: WorkerId, share: f64) {
+        let Some(slot) = self.slot(worker) else { return };
+        let mut trust = slot.trust.lock();
+        trust.set_foreign(share);
+        self.resize(&slot, &trust);
+    }
+
+    /// What has been given to the worker since it joined.
+    pub fn given(&self, worker: WorkerId) -> Option<Given> {
+        let slot = self.slot(worker)?;
+        self.table.lock().load(&slot).map(|load| load.given())
+    }
+
+    /// An answer has shown what was cached; answers how many blocks were forgotten if it shows that all is lost.
+    pub(super) fn learn_trust(&self, slot: &Slot, sample: Sample, now: Time) -> Option<usize> {
+        let mut trust = slot.trust.lock();
+        let verdict = trust.learn(sample, now);
+        slot.credit.store(trust.credit().to_bits(), Ordering::Relaxed);
+        match verdict {
+            Verdict::Same => None,
+            Verdict::Resized => {
+                self.resize(slot, &trust);
+                None
+            }
+            Verdict::Emptied => {
+                drop(trust);
+                Some(self.empty(slot))
+            }
+        }
+    }
+
+    /// Sizes the believed cache by what is trusted of its capacity.
+    fn resize(&self, slot: &Slot, trust: &Trust) {
+        self.with_cache(slot, |cache, follow| {
+            let bounds = Bounds { tokens: trust.capacity(), ..cache.bounds() };
             if bounds != cache.bounds() {
                 cache.set_bounds(bounds, follow);
             }
@@ -207,12 +294,13 @@ impl Planner {
             return self.plan(ask, eligible, policy, now, random);
         };
         let ticket = load.book(terms.uncached, seconds, ask.streams, now);
+        load.ask(ask.prompt_tokens, terms.cached);
         let workers = fleet.iter().flatten().count();
         table.traffic.add(workers);
         let era = table.traffic.era();
         drop(table);
         let decision = Decision { candidates: view.candidates, ..decision };
-        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, terms.uncached, era, now)))
+        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, &terms, era, now)))
     }
 
     /// What [`Planner::plan`] would do, without doing it.
@@ -240,6 +328,7 @@ impl Planner {
             let speed = load.pace.known(typical);
             (load.queue(now, speed.unwrap_or(typical)), load.open(), speed)
         };
+        let trust = *slot.trust.lock();
         let guard = slot.cache.lock();
         let cache = guard.as_ref()?;
         Some(Belief {
@@ -249,6 +338,9 @@ impl Planner {
             queue_tokens,
             open,
             prefill_speed,
+            credit: trust.credit(),
+            foreign_share: trust.foreign(),
+            confirmed_at: trust.confirmed_at(),
         })
     }
 
@@ -302,10 +394,17 @@ pub struct Belief {
     pub blocks: usize,
     /// Tokens in use or reusable, answers included.
     pub held_tokens: u64,
+    /// Tokens that are believed to stay cached: what is known of the KV cache's size, corrected by what was confirmed.
     pub capacity_tokens: Option<u64>,
     pub queue_tokens: f64,
     pub open: usize,
     pub prefill_speed: Option<f64>,
+    /// The share of what is believed cached that counts, by what was confirmed of late.
+    pub credit: f64,
+    /// The share of the worker's prompt tokens that others send.
+    pub foreign_share: f64,
+    /// When an answer last told what was cached.
+    pub confirmed_at: Option<Time>,
 }
 
 /// Lets the index follow one worker's cache, and keeps what was dropped.

@@ -45,7 +45,7 @@ impl<'a> View<'a> {
         }
         let depths = slots.iter().map(|slot| by_slot[slot.id.index()]).collect::<Vec<usize>>();
         let candidates = slots.iter().zip(&depths).map(|(slot, &depth)| {
-            let cached = cached_tokens(ask, depth, slot.spec.engine_block_tokens);
+            let cached = slot.credit() * cached_tokens(ask, depth, slot.engine_block_tokens());
             let uncached = (ask.prompt_tokens - cached).max(0.0);
             Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
         });
@@ -91,7 +91,7 @@ impl<'a> View<'a> {
             terms.speed = typical;
             let Some(load) = table.load(slot) else { continue };
             terms.speed = load.pace.known(typical).unwrap_or(typical);
-            terms.queue = load.queue(now, terms.speed);
+            terms.queue = load.queue(now, terms.speed) + load.foreign(now);
             terms.open = load.open();
             terms.recent = load.recent(now);
             least_recent = least_recent.min(terms.recent);

@@ -61,6 +61,13 @@ pub enum ExchangeError {
     Dying,
 }
 
+impl ExchangeError {
+    /// Nobody listens at the worker's address.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, ExchangeError::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+}
+
 /// The socket, noting whether anything has been read since it was last asked.
 struct Socket {
     stream: TcpStream,

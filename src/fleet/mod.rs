@@ -5,9 +5,12 @@
 
 pub mod activity;
 pub mod connection;
+pub mod exposition;
 pub mod feedback;
 pub mod health;
 pub mod probe;
+pub mod reading;
+pub mod scrape;
 pub mod worker;
 
 use std::collections::HashMap;
@@ -22,9 +25,10 @@ use crate::config;
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Planner, WorkerSpec};
 use crate::lifecycle::Clock;
-use crate::metrics::Metrics;
+use crate::metrics::{Forgot, Metrics};
 
 use activity::Found;
+use connection::ExchangeError;
 use health::{Event, Reason, Standing};
 use worker::Worker;
 
@@ -81,6 +85,7 @@ pub struct Fleet {
     /// Told when a worker may have room again, or there is another one.
     pub capacity: Notify,
     settings: ArcSwap<config::Health>,
+    scrape: ArcSwap<config::Scrape>,
     planner: Arc<Planner>,
     metrics: Arc<Metrics>,
     clock: Clock,
@@ -99,6 +104,7 @@ impl Fleet {
             membership: watch::Sender::new(0),
             capacity: Notify::new(),
             settings: ArcSwap::from_pointee(settings),
+            scrape: ArcSwap::from_pointee(config::Scrape::default()),
             planner,
             metrics,
             clock,
@@ -115,6 +121,15 @@ impl Fleet {
 
     pub fn set_health_settings(&self, settings: config::Health) {
         self.settings.store(Arc::new(settings));
+        self.membership.send_modify(|changes| *changes += 1);
+    }
+
+    pub fn scrape_settings(&self) -> Arc<config::Scrape> {
+        self.scrape.load_full()
+    }
+
+    pub fn set_scrape_settings(&self, settings: config::Scrape) {
+        self.scrape.store(Arc::new(settings));
         self.membership.send_modify(|changes| *changes += 1);
     }
 
@@ -168,6 +183,37 @@ impl Fleet {
         self.record(worker, event);
     }
 
+    /// An exchange with `worker` failed. Where nobody listens there is no process any more, and so no cache.
+    pub fn exchange_failed(&self, worker: &Arc<Worker>, error: &ExchangeError) {
+        if error.is_refused() {
+            self.forget(worker, Forgot::Refused);
+        }
+    }
+
+    /// Forgets what is believed cached on `worker`.
+    pub fn forget(&self, worker: &Arc<Worker>, reason: Forgot) {
+        if !self.is_current(worker) {
+            return;
+        }
+        let blocks = self.planner.forget(worker.id);
+        // A worker that is down is refused again and again: it is told once.
+        if blocks > 0 || reason != Forgot::Refused {
+            self.forgot(worker, reason, blocks);
+        }
+    }
+
+    /// Records that what was believed cached on `worker` has been forgotten.
+    pub fn forgot(&self, worker: &Worker, reason: Forgot, blocks: usize) {
+        worker.metrics.truth.forgot(reason);
+        let reason = crate::metrics::Label::as_str(reason);
+        tracing::warn!(worker = %worker.config.url, reason, blocks, "its cache is believed empty");
+    }
+
+    /// Still the fleet's worker: its slot may have passed to another one since.
+    fn is_current(&self, worker: &Arc<Worker>) -> bool {
+        self.snapshot.load().worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker))
+    }
+
     fn record(&self, worker: &Worker, event: Event) {
         let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
         let url = &worker.config.url;
@@ -180,7 +226,9 @@ impl Fleet {
                     // gone with it.
                     worker.pool.close_idle(Duration::ZERO);
                     let blocks = self.planner.forget(worker.id);
-                    tracing::info!(worker = %url, blocks, "its believed cache is emptied");
+                    if blocks > 0 {
+                        self.forgot(worker, Forgot::Unreachable, blocks);
+                    }
                 }
             }
             Standing::Starting | Standing::Trial => {}
@@ -192,8 +240,10 @@ impl Fleet {
     /// tried again, and closes connections that were idle for too long.
     pub fn tick(&self, pool_idle: Duration) {
         let stalled_after = self.settings.load().stalled_after.map(|limit| limit.as_secs_f64());
+        let now = self.clock.now();
         for worker in &self.snapshot.load().workers {
-            match worker.activity.tick(self.clock.now(), stalled_after) {
+            worker.show_age(now);
+            match worker.activity.tick(now, stalled_after) {
                 Found::Progress => self.report(worker, Event::Answered),
                 Found::Stall => self.record(worker, Event::Stalled),
                 Found::Nothing => {}

@@ -54,7 +54,10 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
         let (event, fault) = match asked {
             Ok(Ok(response)) if response.status().is_success() => (Event::ProbePassed, None),
             Ok(Ok(response)) => (Event::ProbeFailed, Some(format!("answered {}", response.status()))),
-            Ok(Err(error @ ExchangeError::Connect(_))) => (Event::Unreachable, Some(error.to_string())),
+            Ok(Err(error @ ExchangeError::Connect(_))) => {
+                fleet.exchange_failed(&worker, &error);
+                (Event::Unreachable, Some(error.to_string()))
+            }
             Ok(Err(error)) => (Event::ProbeFailed, Some(error.to_string())),
             Err(_) => (Event::ProbeFailed, Some("did not answer in time".to_owned())),
         };
@@ -76,11 +79,8 @@ fn probe_request(worker: &Worker, path: &str, key: Option<&Secret>) -> Outgoing 
     request.headers_mut().insert(header::HOST, worker.authority.clone());
     request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("warmroute-probe"));
-    if let Some(Secret(key)) = key
-        && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {key}"))
-    {
-        value.set_sensitive(true);
-        request.headers_mut().insert(header::AUTHORIZATION, value);
+    if let Some(key) = key.and_then(Secret::bearer) {
+        request.headers_mut().insert(header::AUTHORIZATION, key);
     }
     request
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::activity::Activity;
 use super::connection::Pool;
 use super::health::{Event, Health, Reason, Standing};
+use super::scrape::Engine;
 use crate::config;
 use crate::core::ids::{Time, WorkerId};
 use crate::metrics::{Label, Metrics, WorkerMetrics, WorkerState};
@@ -27,6 +28,8 @@ pub struct Worker {
     pub open: Arc<AtomicUsize>,
     /// Whether connections to it fail: what it still owes will hardly come.
     unreachable: watch::Sender<bool>,
+    /// What it says of itself.
+    pub(super) engine: Mutex<Engine>,
     health: Mutex<Health>,
     /// Copies of what readers of `health` ask for most.
     eligible: AtomicBool,
@@ -45,6 +48,7 @@ impl Worker {
             pool: Pool::new(config.url.clone(), metrics.connections.clone()),
             eligible: AtomicBool::new(health.is_eligible()),
             calm: AtomicBool::new(health.is_calm()),
+            engine: Mutex::default(),
             health: Mutex::new(health),
             activity: Activity::default(),
             open: Arc::default(),
@@ -76,6 +80,12 @@ impl Worker {
 
     pub fn standing(&self) -> Standing {
         self.health.lock().standing()
+    }
+
+    pub(super) fn show_age(&self, now: Time) {
+        if let Some(at) = self.engine.lock().read_at {
+            self.metrics.truth.set_age(now - at);
+        }
     }
 
     pub fn is_unreachable(&self) -> bool {

@@ -112,6 +112,9 @@ impl Proxy {
         if old.health != config.health {
             self.fleet.set_health_settings(config.health.clone());
         }
+        if old.scrape != config.scrape {
+            self.fleet.set_scrape_settings(config.scrape.clone());
+        }
         if old.workers.fixed != config.workers.fixed {
             self.fleet.set_workers(&config.workers.fixed);
         }

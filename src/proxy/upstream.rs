@@ -78,6 +78,7 @@ impl Upstream {
                         (Event::Broke, FailureKind::BeforeHead)
                     }
                 };
+                proxy.fleet.exchange_failed(&worker, &cause);
                 (event, kind, ProxyError::Worker { worker: worker.config.url.to_string(), cause })
             }
             Err(why) => {

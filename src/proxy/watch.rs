@@ -14,7 +14,7 @@ use super::sse::Events;
 use super::usage::UsageReader;
 use crate::core::booking::Finished;
 use crate::fleet::health::Event;
-use crate::metrics::FailureKind;
+use crate::metrics::FailureKind, Forgot;
 
 /// What is known of the request, and what is learned of its answer.
 pub struct Watch {
@@ -100,7 +100,9 @@ impl Watch {
         let Some(booking) = self.placed.booking.take() else { return };
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
-        booking.finish(finished, self.proxy.clock.now());
+        if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
+            self.proxy.fleet.forgot(&self.placed.worker, Forgot::Unconfirmed, blocks);
+        }
         if found.is_some() {
             self.learn(finished);
         }
@@ -115,6 +117,8 @@ impl Watch {
         if let Some(cached) = cached_tokens {
             metrics.confirmed_cached.inc_by(u64::from(cached));
             metrics.confirmed_prompt.inc_by(u64::from(prompt_tokens));
+            let predicted = self.placed.predicted_cached_tokens;
+            self.placed.worker.metrics.truth.confirmed(predicted, cached, prompt_tokens);
         }
         if self.asked.prompt_bytes > 0 {
             let bytes = self.asked.prompt_bytes;

@@ -40,6 +40,14 @@ impl Step {
         Step::Send(Bytes::copy_from_slice(bytes.as_ref()))
     }
 
+    /// A whole metrics page.
+    pub fn page(text: &str) -> Step {
+        let length = text.len();
+        Step::send(format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n{text}"
+        ))
+    }
+
     /// A whole response with a JSON body.
     pub fn json(status: &str, body: &str) -> Step {
         let length = body.len();
@@ -78,6 +86,7 @@ struct Shared {
     health: Mutex<Option<&'static str>>,
     /// Opened to have no more connections taken.
     deaf: Mutex<Gate>,
+    metrics: Mutex<Vec<Step>>,
     seen: watch::Sender<Vec<Message>>,
     accepted: watch::Sender<usize>,
     /// Connections that the other side ended while a step waited, or before their first request.
@@ -109,6 +118,7 @@ impl FakeEngine {
             once: Mutex::default(),
             health: Mutex::new(Some("200 OK")),
             deaf: Mutex::default(),
+            metrics: Mutex::new(vec![Step::json("404 Not Found", "{}")]),
             seen: watch::Sender::new(Vec::new()),
             accepted: watch::Sender::new(0),
             abandoned: watch::Sender::new(0),
@@ -141,7 +151,12 @@ impl FakeEngine {
         *self.shared.health.lock() = status;
     }
 
-    /// The requests so far, health probes left out, in the order in which they came.
+    /// What is done when the metrics page is asked for: 404 if nothing is said.
+    pub fn set_metrics(&self, steps: Vec<Step>) {
+        *self.shared.metrics.lock() = steps;
+    }
+
+    /// The requests so far, health probes and scrapes left out, in the order in which they came.
     pub fn seen(&self) -> Vec<Message> {
         self.shared.seen.borrow().clone()
     }
@@ -235,6 +250,15 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
                     continue;
                 }
             }
+        }
+        if message.head.start.starts_with("GET /metrics ") {
+            let steps = shared.metrics.lock().clone();
+            for step in steps {
+                if !take(step, &mut reader, &mut write, &shared).await {
+                    return;
+                }
+            }
+            continue;
         }
         if !counted {
             counted = true;
