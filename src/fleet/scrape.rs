@@ -63,6 +63,7 @@ pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
 }
 
 async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {
+    fleet.assume_capacities();
     let settings = fleet.scrape_settings();
     let Some(interval) = settings.interval else {
         loop {
@@ -209,6 +210,17 @@ impl Fleet {
             }
             Some(_) => {}
         }
+        self.assume_capacities();
+    }
+
+    /// A worker that does not tell the size of its cache is taken to be like the smallest of those that do: else it would look
+    /// as if nothing were ever pushed out there, and it would draw all that is new.
+    fn assume_capacities(&self) {
+        let fleet = self.snapshot();
+        let least = fleet.workers.iter().filter_map(|worker| told_capacity(worker)).min();
+        for worker in fleet.workers.iter().filter(|worker| told_capacity(worker).is_none()) {
+            self.planner.set_capacity(worker.id, least);
+        }
     }
 
     fn learn_foreign(&self, worker: &Worker, meaning: &Meaning, until: Time) {
@@ -224,13 +236,14 @@ impl Fleet {
     /// Brings the gauges up to date, and lets go of what has become too old to be known.
     fn show(&self, worker: &Arc<Worker>, settings: &Scrape) {
         let now = self.clock.now();
-        let Some(belief) = self.planner.belief(worker.id, now).filter(|_| self.is_current(worker)) else {
+        if !self.is_current(worker) {
             return;
-        };
-        let (read_at, told, frozen) = {
+        }
+        let told = told_capacity(worker);
+        let Some(belief) = self.planner.belief(worker.id, now) else { return };
+        let (read_at, frozen) = {
             let engine = worker.engine.lock();
-            let told = engine.cache.map(|cache| cache.usable_tokens);
-            (engine.read_at, worker.config.capacity_tokens.or(told), engine.frozen)
+            (engine.read_at, engine.frozen)
         };
         let stale = read_at.is_none_or(|at| now - at > fresh_for(settings).as_secs_f64());
         if stale && belief.foreign_share > 0.0 {
@@ -255,6 +268,12 @@ impl Fleet {
         let belief = self.planner.belief(worker.id, now);
         belief.and_then(|belief| belief.confirmed_at).is_some_and(|at| now - at < CONFIRMED_LATELY)
     }
+}
+
+/// The size of the worker's KV cache by the config, else by its own word.
+fn told_capacity(worker: &Worker) -> Option<u64> {
+    let said = || worker.engine.lock().cache.map(|cache| cache.usable_tokens);
+    worker.config.capacity_tokens.or_else(said)
 }
 
 /// Uncached tokens of a request, before any has come through here.

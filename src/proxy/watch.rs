@@ -14,7 +14,7 @@ use super::sse::Events;
 use super::usage::UsageReader;
 use crate::core::booking::Finished;
 use crate::fleet::health::Event;
-use crate::metrics::FailureKind, Forgot;
+use crate::metrics::{FailureKind, Forgot};
 
 /// What is known of the request, and what is learned of its answer.
 pub struct Watch {

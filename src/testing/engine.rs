@@ -86,7 +86,7 @@ struct Shared {
     health: Mutex<Option<&'static str>>,
     /// Opened to have no more connections taken.
     deaf: Mutex<Gate>,
-    metrics: Mutex<Vec<Step>>,
+    metrics: Mutex<Script>,
     seen: watch::Sender<Vec<Message>>,
     accepted: watch::Sender<usize>,
     /// Connections that the other side ended while a step waited, or before their first request.
@@ -118,7 +118,7 @@ impl FakeEngine {
             once: Mutex::default(),
             health: Mutex::new(Some("200 OK")),
             deaf: Mutex::default(),
-            metrics: Mutex::new(vec![Step::json("404 Not Found", "{}")]),
+            metrics: Mutex::new(Arc::new(|_| vec![Step::json("404 Not Found", "{}")])),
             seen: watch::Sender::new(Vec::new()),
             accepted: watch::Sender::new(0),
             abandoned: watch::Sender::new(0),
@@ -151,9 +151,15 @@ impl FakeEngine {
         *self.shared.health.lock() = status;
     }
 
-    /// What is done when the metrics page is asked for: 404 if nothing is said.
-    pub fn set_metrics(&self, steps: Vec<Step>) {
-        *self.shared.metrics.lock() = steps;
+    /// Has the proxy's readings of the metrics page answered so; 404 if nothing is said.
+    pub fn set_metrics(&self, script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static) {
+        *self.shared.metrics.lock() = Arc::new(script);
+    }
+
+    /// Has them answered with this page.
+    pub fn set_page(&self, text: impl Into<String>) {
+        let text = text.into();
+        self.set_metrics(move |_| vec![Step::page(&text)]);
     }
 
     /// The requests so far, health probes and scrapes left out, in the order in which they came.
@@ -251,9 +257,9 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
                 }
             }
         }
-        if message.head.start.starts_with("GET /metrics ") {
-            let steps = shared.metrics.lock().clone();
-            for step in steps {
+        if message.head.get("user-agent") == Some("warmroute-scrape") {
+            let script = shared.metrics.lock().clone();
+            for step in script(&message) {
                 if !take(step, &mut reader, &mut write, &shared).await {
                     return;
                 }
