@@ -25,9 +25,15 @@ const NAMES: &[&str] = &[
     "warmroute_retries_denied_total",
     "warmroute_retries_total",
     "warmroute_time_to_first_token_seconds",
+    "warmroute_worker_basis",
+    "warmroute_worker_cached_tokens_total",
     "warmroute_worker_connections",
+    "warmroute_worker_credit_ratio",
+    "warmroute_worker_foreign_ratio",
+    "warmroute_worker_foreign_requests",
     "warmroute_worker_in_flight",
     "warmroute_worker_requests_total",
+    "warmroute_worker_scrapes_total",
     "warmroute_worker_state",
 ];
 
@@ -38,6 +44,13 @@ async fn the_families_are_those_that_are_documented() {
     let body = r#"{"messages":[{"role":"user","content":"x"}]}"#;
     router.client().await.post("/v1/chat/completions", body).await;
     router.metric_is("warmroute_requests_in_flight", 0.0).await;
+    let read = format!(r#"warmroute_worker_scrapes_total{{outcome="status",worker="{}"}}"#, engine.address());
+    router.metric_is(&read, 1.0).await;
+    let basis = format!(
+        r#"warmroute_worker_basis{{basis="blind",reason="no_scrape",worker="{}"}}"#,
+        engine.address()
+    );
+    router.metric_is(&basis, 1.0).await;
     let page = router.admin("/metrics").await;
     let names: BTreeSet<&str> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
