@@ -46,8 +46,9 @@ impl UpstreamHead {
         };
         remove_hop_by_hop(&mut headers);
         headers.remove(header::EXPECT);
-        if version < Version::HTTP_2 {
-            headers.remove(header::TRANSFER_ENCODING);
+        headers.remove(header::TRANSFER_ENCODING);
+        if version == Version::HTTP_2 {
+            join_cookies(&mut headers);
         }
         forward_client(&mut headers, peer, asked_host);
         if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID)
@@ -106,6 +107,16 @@ fn without_origin(location: &HeaderValue, authority: &HeaderValue) -> Option<Hea
             .strip_suffix(":80")
             .is_some_and(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()));
     same.then(|| location.path_and_query()?.as_str().try_into().ok()).flatten()
+}
+
+/// HTTP/2 clients may send cookies one by one; HTTP/1.1 has one line for them (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if crumbs.len() > 1
+        && let Ok(whole) = HeaderValue::try_from(crumbs.join(b"; ".as_slice()))
+    {
+        headers.insert(header::COOKIE, whole);
+    }
 }
 
 /// Removes what is for one connection only, with all that `Connection` names.

@@ -1,6 +1,6 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
-//! 1. [`server`] takes the connection and lets hyper read the head within its limits;
+//! 1. [`server`] takes the connection, and [`connection`] has hyper read the head within its limits;
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
@@ -16,6 +16,7 @@
 pub mod account;
 pub mod admission;
 pub mod body;
+pub mod connection;
 pub mod error;
 pub mod failover;
 pub mod forward;

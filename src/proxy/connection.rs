@@ -1,0 +1,176 @@
+//! One client connection: finds out whether HTTP/1.1 or HTTP/2 is spoken on it and serves that, within limits on heads and
+//! time, until it ends or the drain ends it.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use prometheus::IntGauge;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tower::ServiceExt;
+
+use super::{Client, Proxy, stack};
+use crate::config::Config;
+use crate::lifecycle::{Blocker, Phase};
+
+/// Smallest buffer that hyper works with.
+const LEAST_BUFFER: usize = 8 << 10;
+/// How long, and for how many bytes, a client whose request made no sense is listened to after it was told so.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: u64 = 1 << 20;
+/// What an HTTP/2 client says first (RFC 9113, 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// The time between looks at a preface that comes in pieces, which none does in practice.
+const PREFACE_PAUSE: Duration = Duration::from_millis(5);
+/// Requests at once on one HTTP/2 connection, and bytes that may be under way to us on each and on all of them.
+const STREAMS: u32 = 256;
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Most that is held of one HTTP/2 answer before its client takes it.
+const SEND_BUFFER: usize = 64 << 10;
+/// How long an HTTP/2 client may take to answer a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Serves the connection to its end, which the drain waits for by `_blocker`.
+pub async fn serve(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, _blocker: Blocker) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!("client connection ended at once: {error}");
+        return;
+    }
+    let _open = Open::count(proxy.metrics.client_connections.clone());
+    let config = proxy.config.load_full();
+    let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
+    let spoken = tokio::select! {
+        spoken = timeout(head_time, speaks_http2(&stream)) => spoken,
+        // Nothing was asked on it yet, so nothing is lost.
+        () = proxy.drain.at_least(Phase::Draining) => return,
+    };
+    match spoken {
+        Ok(Ok(false)) => serve_http1(stream, peer, proxy, &config).await,
+        Ok(Ok(true)) => serve_http2(stream, peer, proxy, &config).await,
+        // It brought nothing in time, or ended.
+        Ok(Err(_)) | Err(_) => {}
+    }
+}
+
+/// Looks at the first bytes without taking them.
+async fn speaks_http2(stream: &TcpStream) -> std::io::Result<bool> {
+    let mut first = [0; PREFACE.len()];
+    loop {
+        let seen = stream.peek(&mut first).await?;
+        if seen == 0 || first[..seen] != PREFACE[..seen] {
+            return Ok(false);
+        }
+        if seen == PREFACE.len() {
+            return Ok(true);
+        }
+        tokio::time::sleep(PREFACE_PAUSE).await;
+    }
+}
+
+async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
+    let client = Arc::new(Client::new(peer));
+    let stack = stack::stack(proxy.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        stack.clone().oneshot((request, client.clone())).map(stack::rendered)
+    });
+    let mut connection = http1_builder(config).serve_connection(TokioIo::new(stream), service);
+    let result = tokio::select! {
+        result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
+        () = proxy.drain.at_least(Phase::Draining) => {
+            std::pin::Pin::new(&mut connection).graceful_shutdown();
+            tokio::select! {
+                result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
+                () = proxy.drain.at_least(Phase::Cut) => return,
+            }
+        }
+    };
+    match result {
+        Ok(()) => close(connection.into_parts().io.into_inner(), Duration::ZERO).await,
+        Err(error) => {
+            tracing::debug!("client connection ended: {error}");
+            if error.is_parse() {
+                // hyper has answered 400, 414 or 431: the client gets to read that before what it still sends turns into
+                // a reset.
+                close(connection.into_parts().io.into_inner(), LINGER).await;
+            }
+        }
+    }
+}
+
+fn http1_builder(config: &Config) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.timeouts.client_head)
+        .max_buf_size(config.limits.head.max(LEAST_BUFFER))
+        .max_header_size(config.limits.head);
+    builder
+}
+
+/// HTTP/2 without TLS, by prior knowledge.
+async fn serve_http2(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
+    let client = Arc::new(Client::new(peer));
+    let stack = stack::stack(proxy.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        stack.clone().oneshot((request, client.clone())).map(stack::rendered)
+    });
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(u32::try_from(config.limits.head).unwrap_or(u32::MAX))
+        .keep_alive_interval(config.timeouts.client_head)
+        .keep_alive_timeout(PING_TIMEOUT);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = proxy.drain.at_least(Phase::Draining) => {
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                result = connection => result,
+                () = proxy.drain.at_least(Phase::Cut) => return,
+            }
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!("client connection ended: {error}");
+    }
+}
+
+/// Ends the sending side, and listens on for a while.
+async fn close(mut stream: TcpStream, linger: Duration) {
+    if stream.shutdown().await.is_ok() && !linger.is_zero() {
+        let mut rest = stream.take(LINGER_BYTES);
+        let _ = timeout(linger, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
+    }
+}
+
+/// Counts a client connection while it lives.
+struct Open(IntGauge);
+
+impl Open {
+    fn count(gauge: IntGauge) -> Open {
+        gauge.inc();
+        Open(gauge)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
