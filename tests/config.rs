@@ -43,6 +43,8 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ("cache:\n  bytes_per_token: 0\n", "c.yaml:3: cache.bytes_per_token: ", "above zero"),
         ("price:\n  queue_weight: -1\n", "c.yaml:3: price.queue_weight: ", "zero or more"),
         ("price:\n  queue_weight: .nan\n", "c.yaml:3: price.queue_weight: ", "zero or more"),
+        ("retries:\n  ratio: 2000\n", "c.yaml:3: retries.ratio: ", "from 0 to 1000"),
+        ("retries:\n  reserve: 2147483647\n", "c.yaml:3: retries.reserve: ", "from 0 to 1000000"),
         ("health:\n  path: health\n", "c.yaml:3: health.path: ", "begins with a slash"),
         ("log:\n  level: loud=very\n", "c.yaml:3: log.level: ", "not a log level"),
         ("listen: \"0.0.0.0:1\n", "c.yaml:", "unexpected end of stream"),

@@ -209,3 +209,26 @@ async fn the_fleet_page_tells_what_is_believed() {
     let blocks: u64 = workers.iter().filter_map(|worker| worker["believed"]["blocks"].as_u64()).sum();
     assert!(blocks > 20, "{page}");
 }
+
+/// A worker that refuses a request has computed nothing of it: believing otherwise would push what it really holds out of
+/// the picture, and count the refusal's next attempt as warm.
+#[tokio::test]
+async fn a_refused_request_is_not_believed_to_be_cached() {
+    let fleet = simulated(2).await;
+    let router = router(Mode::Kv, &fleet).await;
+    let mut client = router.client().await;
+    let long = "All of this would fill a cache. ".repeat(4_000);
+    for body in [
+        format!(r#"{{"model":"nope","messages":[{{"role":"user","content":"{long}"}}]}}"#),
+        format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}],"temperature":-1}}"#),
+    ] {
+        for _ in 0..3 {
+            let refused = client.post("/v1/chat/completions", body.as_str()).await;
+            assert!(matches!(refused.status(), 400 | 404), "{}", refused.status());
+        }
+    }
+    let page: serde_json::Value = serde_json::from_str(&router.admin("/fleet").await).expect("JSON");
+    for worker in page["workers"].as_array().expect("a list") {
+        assert_eq!(worker["believed"]["blocks"], 0, "{page}");
+    }
+}

@@ -163,6 +163,24 @@ pub fn count<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     checked(from, parse_count)
 }
 
+/// `#[serde(deserialize_with = ..)]` for a number that retries may be measured by: tower's budget takes no more.
+pub fn budget_ratio<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    checked(from, |text| match text.parse::<f64>() {
+        Ok(number) if (0.0..=1000.0).contains(&number) => Ok(number),
+        Ok(_) => Err("must be a number from 0 to 1000".to_owned()),
+        Err(_) => Err(format!("`{text}` is not a number")),
+    })
+}
+
+/// `#[serde(deserialize_with = ..)]` for retries a second: tower's budget counts them over its window in 32 bits.
+pub fn budget_reserve<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    checked(from, |text| match text.parse::<usize>() {
+        Ok(number) if number <= 1_000_000 => Ok(number),
+        Ok(_) => Err("must be a whole number from 0 to 1000000".to_owned()),
+        Err(_) => Err(format!("`{text}` is not a whole number")),
+    })
+}
+
 /// `#[serde(deserialize_with = ..)]` for a whole number above zero, or nothing.
 pub fn optional_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     checked(from, |text| if text.is_empty() { Ok(None) } else { parse_count(text).map(Some) })

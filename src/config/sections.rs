@@ -308,10 +308,10 @@ pub struct Retries {
     #[serde(deserialize_with = "scalar::count")]
     pub attempts: usize,
     /// Retries allowed per request served, over the last ten seconds.
-    #[serde(deserialize_with = "scalar::not_negative")]
+    #[serde(deserialize_with = "scalar::budget_ratio")]
     pub ratio: f64,
     /// Retries a second that are allowed besides.
-    #[serde(deserialize_with = "scalar::count")]
+    #[serde(deserialize_with = "scalar::budget_reserve")]
     pub reserve: usize,
 }
 

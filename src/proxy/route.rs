@@ -82,10 +82,7 @@ fn is_control(path: &str) -> bool {
 /// The path as the most lenient server would read it: percent-decoded as often as it can be, without parameters after `;`,
 /// empty and dotted segments resolved, in lower case.
 fn normal(path: &str) -> String {
-    let mut text = path.to_ascii_lowercase();
-    while let Some(decoded) = percent_decoded(&text) {
-        text = decoded.to_ascii_lowercase();
-    }
+    let text = percent_decoded(path).to_ascii_lowercase();
     let mut segments: Vec<&str> = Vec::new();
     for segment in text.split(['/', '\\']) {
         match segment.split(';').next().unwrap_or("").trim() {
@@ -99,30 +96,47 @@ fn normal(path: &str) -> String {
     format!("/{}", segments.join("/"))
 }
 
-/// `None` if there is nothing to decode. Bytes that are no UTF-8 become the replacement character, which is in no path.
-fn percent_decoded(text: &str) -> Option<String> {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let pair = bytes.get(at + 1..at + 3).and_then(|pair| std::str::from_utf8(pair).ok());
-        match (bytes[at], pair.and_then(|pair| u8::from_str_radix(pair, 16).ok())) {
-            (b'%', Some(byte)) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            (byte, _) => {
-                decoded.push(byte);
-                at += 1;
-            }
+/// Decoded until nothing is left to decode, in one pass: what a decoded byte completes is decoded at once, so that a path of
+/// nested escapes costs no more than any other. Bytes that are no UTF-8 become the replacement character, which is in no path.
+fn percent_decoded(text: &str) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    for byte in text.bytes() {
+        decoded.push(byte);
+        while let [.., b'%', high, low] = decoded[..]
+            && let (Some(high), Some(low)) = (hex(high), hex(low))
+        {
+            decoded.truncate(decoded.len() - 3);
+            decoded.push(high << 4 | low);
         }
     }
-    (decoded.len() < bytes.len()).then(|| String::from_utf8_lossy(&decoded).into_owned())
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn escapes_are_decoded_however_deep_they_nest() {
+        for (spelled, plain) in [
+            ("/sleep", "/sleep"),
+            ("/%73leep", "/sleep"),
+            ("/%2573leep", "/sleep"),
+            ("/%%373leep", "/sleep"),
+            ("/%25%37%33leep", "/sleep"),
+            ("/100%", "/100%"),
+            ("/%zz%4", "/%zz%4"),
+        ] {
+            assert_eq!(percent_decoded(spelled), plain, "{spelled}");
+        }
+        // Sixty kilobytes that a pass per level would have to read thirty thousand times.
+        let deep = format!("/%{}73leep", "25".repeat(30_000));
+        assert_eq!(percent_decoded(&deep), "/sleep");
+    }
 
     #[test]
     fn endpoints_with_a_prompt_are_routed_and_all_else_is_plain() {

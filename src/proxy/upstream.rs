@@ -65,7 +65,8 @@ impl Upstream {
         };
         let (event, kind, error) = match sent {
             Ok(Ok(response)) => {
-                if let Some(booking) = &mut placed.booking {
+                // A worker that turns the request away has computed nothing, and caches nothing of it.
+                if let Some(booking) = placed.booking.as_mut().filter(|_| response.status().is_success()) {
                     booking.commit(proxy.clock.now());
                 }
                 return Ok((response, patience));

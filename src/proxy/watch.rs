@@ -22,6 +22,8 @@ pub struct Watch {
     asked: Asked,
     arrived: Instant,
     /// Only a good answer says anything of tokens.
+    /// The worker has done what was asked: only then does it hold what the request needed.
+    served: bool,
     usage: Option<UsageReader>,
     events: Option<Events>,
     proxy: Arc<Proxy>,
@@ -62,6 +64,7 @@ impl Watch {
             placed,
             asked,
             arrived,
+            served: head.status.is_success(),
             usage: usage.then(UsageReader::default),
             events: streams.then(Events::default),
             proxy,
@@ -97,7 +100,7 @@ impl Watch {
 
     /// The answer is complete. Told once: the booking is gone afterwards.
     pub fn finish(&mut self) {
-        let Some(booking) = self.placed.booking.take() else { return };
+        let Some(booking) = self.placed.booking.take().filter(|_| self.served) else { return };
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
         if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
