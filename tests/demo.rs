@@ -65,3 +65,21 @@ fn arguments_out_of_range_are_named() {
         assert!(message.contains(args[0]), "{message}");
     }
 }
+
+#[test]
+fn leaves_reports_in_the_forms_that_their_names_ask_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (html, markdown, json) = (file("out.html"), file("out.md"), file("out.json"));
+    let reports = ["--report", &html, "--report", &markdown, "--report", &json];
+    let output = demo(&[&SMALL[..], &reports].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |file: &str| std::fs::read_to_string(file).unwrap();
+    assert!(read(&html).contains("</svg>") && read(&html).contains("min(1, 3.95/P)"));
+    assert!(read(&markdown).contains("| random | 2 | 8 | 48 |"));
+    let report: Value = serde_json::from_str(&read(&json)).unwrap();
+    assert_eq!(report["points"][0]["runs"][0]["samples"].as_array().unwrap().len(), 48);
+
+    let refused = demo(&["--report", "out.pdf"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains(".html, .md or .json"));
+}

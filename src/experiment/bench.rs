@@ -13,6 +13,8 @@ use crate::experiment::compare::{self, CompareArgs};
 use crate::experiment::counters::Workers;
 use crate::experiment::matrix::{self, Cell, Journal, Measured};
 use crate::experiment::prompts::Api;
+use crate::experiment::published::PREFIXES_A_WORKER;
+use crate::experiment::report::page::{self, Page};
 use crate::experiment::report::{self, Point};
 use crate::experiment::service::{self, Settings};
 use crate::experiment::subject::{ModeSwitch, Subject, Wish};
@@ -94,6 +96,9 @@ pub struct MeasureArgs {
     /// With --json, add every single request, which `bench compare` needs
     #[arg(long, requires = "json")]
     pub samples: bool,
+    /// Leave a report in this file: .html with charts, .md or .json (with every single request); may be repeated
+    #[arg(long = "report", value_name = "FILE")]
+    pub reports: Vec<PathBuf>,
 }
 
 /// A URL that may carry a name.
@@ -125,7 +130,32 @@ pub struct Report {
     pub runs: u64,
     pub keep_alive: bool,
     pub output_tokens: u32,
+    /// Prompts of this experiment that the cache of one worker holds, if the engines say how large it is.
+    pub prefixes_a_worker: Option<f64>,
     pub points: Vec<Point>,
+}
+
+impl Report {
+    fn page(&self, args: &MeasureArgs) -> Page<'_> {
+        let one = |target: &ReportedTarget| format!("{} = {} ({})", target.name, target.url, target.model);
+        let connections = if self.keep_alive { "kept connections" } else { "a new one for each request" };
+        Page {
+            title: "Service experiment".to_owned(),
+            facts: vec![
+                ("targets", self.targets.iter().map(one).collect::<Vec<_>>().join(", ")),
+                ("connections", connections.to_owned()),
+                (
+                    "prompts",
+                    format!("about {} tokens, {} shared by a group", args.prompt_tokens, args.prefix_tokens),
+                ),
+                ("answers", format!("{} tokens", self.output_tokens)),
+                ("runs", format!("{} of each point; the median of each figure", self.runs)),
+                ("seed", self.seed.to_string()),
+            ],
+            points: &self.points,
+            prefixes_a_worker: self.prefixes_a_worker,
+        }
+    }
 }
 
 /// One target of a report.
@@ -153,7 +183,9 @@ pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
 
 async fn run_measure(args: &MeasureArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     check(args)?;
+    page::check(&args.reports)?;
     let mut report = measure(args).await?;
+    page::write(&args.reports, &report.page(args), &report)?;
     if !args.samples {
         report.points.iter_mut().for_each(Point::drop_samples);
     }
@@ -264,8 +296,11 @@ async fn measure_all(args: &MeasureArgs, subjects: Vec<Subject>) -> Result<Repor
         measured.push(done);
     }
     progress.finish_and_clear();
+    let worker_tokens = subjects[0].cache.tokens();
+    let prefixes_a_worker = worker_tokens.map(|tokens| tokens as f64 / f64::from(args.prompt_tokens));
     Ok(Report {
-        points: points(&subjects, &cells, &measured),
+        points: points(&subjects, &cells, &measured, is_study(args, prefixes_a_worker)),
+        prefixes_a_worker,
         targets: subjects.into_iter().map(ReportedTarget::of).collect(),
         seed: args.seed,
         runs: args.runs,
@@ -299,7 +334,7 @@ fn settings_of(args: &MeasureArgs, cell: &Cell) -> Settings {
 }
 
 /// The points in the order of their first run, each with all its runs.
-fn points(subjects: &[Subject], cells: &[Cell], measured: &[Measured]) -> Vec<Point> {
+fn points(subjects: &[Subject], cells: &[Cell], measured: &[Measured], is_study: bool) -> Vec<Point> {
     let firsts = cells.iter().filter(|cell| cell.run == 0);
     let point = |first: &Cell| {
         let mut runs: Vec<&Measured> =
@@ -308,9 +343,15 @@ fn points(subjects: &[Subject], cells: &[Cell], measured: &[Measured]) -> Vec<Po
         let subject = &subjects[first.target];
         let workers = (!subject.workers.is_empty()).then(|| subject.workers.len());
         let figures = runs.into_iter().map(|done| done.figures.clone()).collect();
-        Point::of(&subject.name, workers, first.prefixes, first.concurrency, figures)
+        Point::of(&subject.name, workers, first.prefixes, first.concurrency, figures, is_study)
     };
     firsts.filter_map(point).collect()
+}
+
+/// Whether prompts and workers have the sizes of the published study, so that its figures can stand beside.
+fn is_study(args: &MeasureArgs, prefixes_a_worker: Option<f64>) -> bool {
+    let prompts = (args.prefix_tokens, args.prompt_tokens, args.output_tokens) == (2032, 2371, 64);
+    prompts && prefixes_a_worker.is_some_and(|holds| (holds / PREFIXES_A_WORKER - 1.0).abs() < 0.02)
 }
 
 /// Everything that changes what is measured, in one line: a journal goes on only under the same.

@@ -295,7 +295,7 @@ mod tests {
                 run
             })
             .collect();
-        Point::of("kv", Some(6), 7, 8, runs).unwrap()
+        Point::of("kv", Some(6), 7, 8, runs, true).unwrap()
     }
 
     fn verdicts(a: &Point, b: &Point) -> Vec<(&'static str, bool)> {

@@ -35,6 +35,13 @@ pub struct CacheConfig {
     pub num_gpu_blocks: Option<u32>,
 }
 
+impl CacheConfig {
+    /// Size of the whole cache, in tokens.
+    pub fn tokens(&self) -> Option<u64> {
+        Some(u64::from(self.block_size?) * u64::from(self.num_gpu_blocks?))
+    }
+}
+
 impl Workers {
     /// `urls` as given on the command line, with or without `/metrics` at the end.
     pub async fn resolve(urls: &[String]) -> Result<Workers> {

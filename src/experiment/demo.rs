@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,8 @@ use crate::engine::http::{self, EngineConfig, Fleet};
 use crate::experiment::bench::progress_bar;
 use crate::experiment::counters::Workers;
 use crate::experiment::prompts::Api;
-use crate::experiment::published::{routed_formula, service_formula};
+use crate::experiment::published::{PREFIXES_A_WORKER, routed_formula, service_formula};
+use crate::experiment::report::page::{self, Page};
 use crate::experiment::report::{self, Point, p50_p99, percent};
 use crate::experiment::service::{self, Figures, Settings};
 use crate::experiment::subject::{Subject, Wish};
@@ -58,6 +60,9 @@ pub struct DemoArgs {
     /// Print JSON instead of the table
     #[arg(long)]
     pub json: bool,
+    /// Leave a report in this file: .html with charts, .md or .json; may be repeated
+    #[arg(long = "report", value_name = "FILE")]
+    pub reports: Vec<PathBuf>,
 }
 
 /// A proxy that runs until this is dropped.
@@ -101,7 +106,9 @@ pub async fn run(args: &DemoArgs, start_proxy: StartProxy, out: &mut (dyn Write 
     ensure!(!args.prefixes.is_empty() && !args.prefixes.contains(&0), "--prefixes must all be at least 1");
     ensure!(args.runs > 0, "--runs must be at least 1");
     ensure!(args.requests != Some(0), "--requests must be at least 1");
+    page::check(&args.reports)?;
     let mut report = measure(args, start_proxy).await?;
+    page::write(&args.reports, &report.page(), &report)?;
     report.points.iter_mut().for_each(Point::drop_samples);
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
@@ -270,12 +277,42 @@ fn points(args: &DemoArgs, done: &[(Run, Figures)]) -> Vec<Point> {
     let point = |prefixes: usize, mode: Mode| {
         let of_point = done.iter().filter(|(run, _)| (run.prefixes, run.mode) == (prefixes, mode));
         let figures = of_point.map(|(_, figures)| figures.clone()).collect();
-        Point::of(mode.as_str(), Some(args.workers), prefixes, args.concurrency, figures)
+        Point::of(mode.as_str(), Some(args.workers), prefixes, args.concurrency, figures, true)
     };
     args.prefixes
         .iter()
         .flat_map(|&prefixes| MODES.iter().filter_map(move |&mode| point(prefixes, mode)))
         .collect()
+}
+
+impl Report {
+    fn page(&self) -> Page<'_> {
+        Page {
+            title: "Routing by prefix against a Service, on simulated vLLM workers".to_owned(),
+            facts: vec![
+                (
+                    "workers",
+                    format!("{} simulated, {} tokens of KV cache each", self.workers, self.worker_tokens),
+                ),
+                ("in flight", format!("{}, a new connection for each request", self.concurrency)),
+                (
+                    "prompts",
+                    format!(
+                        "{} tokens, {} shared by a group",
+                        self.prompt_tokens,
+                        self.shareable_tokens.unwrap_or_default()
+                    ),
+                ),
+                ("answers", format!("{} tokens", self.output_tokens)),
+                ("runs", format!("{} of each point; the median of each figure", self.runs)),
+                ("seed", self.seed.to_string()),
+                ("random", "this proxy, a worker drawn for each connection, as a Service does".to_owned()),
+                ("kv", "this proxy, each request to the worker that has its prefix".to_owned()),
+            ],
+            points: &self.points,
+            prefixes_a_worker: Some(PREFIXES_A_WORKER),
+        }
+    }
 }
 
 fn print(report: &Report, out: &mut dyn Write) -> Result<()> {

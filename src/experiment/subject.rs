@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::experiment::counters::Workers;
+use crate::experiment::counters::{CacheConfig, Workers};
 use crate::experiment::exchange::Client;
 use crate::experiment::prompts::{Api, Template, Use, Writer};
 use crate::experiment::sizing::{self, DEFAULT_BLOCK_SIZE, Sizes, Wanted};
@@ -28,6 +28,8 @@ pub struct Subject {
     pub workers: Workers,
     pub template: Template,
     pub sizes: Sizes,
+    /// The cache of one of its workers.
+    pub cache: CacheConfig,
     /// The mode to put the target in before each of its runs.
     pub mode: Option<ModeSwitch>,
 }
@@ -89,14 +91,15 @@ impl Subject {
         };
         let template = Template { api: wish.api, model, output_tokens: wish.output_tokens };
         let probe_tokens = require_cached_tokens(&target, &template, wish.timeout).await?;
-        let block_size = workers.cache_config().await?.block_size.unwrap_or(DEFAULT_BLOCK_SIZE).max(1);
+        let cache = workers.cache_config().await?;
+        let block_size = cache.block_size.unwrap_or(DEFAULT_BLOCK_SIZE).max(1);
         let wanted =
             Wanted { shared_tokens: wish.prefix_tokens, prompt_tokens: wish.prompt_tokens, block_size };
         let sizes: Sizes = match sizing::by_tokenizer(&target, &template, wanted).await? {
             Some(sizes) => sizes,
             None => sizing::by_probe(PROBE_WORDS, probe_tokens, wanted),
         };
-        Ok(Subject { name: name.to_owned(), target, workers, template, sizes, mode: None })
+        Ok(Subject { name: name.to_owned(), target, workers, template, sizes, cache, mode: None })
     }
 }
 

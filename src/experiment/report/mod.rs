@@ -1,5 +1,9 @@
 //! What an experiment leaves: points as JSON, and tables for people.
 
+pub mod charts;
+mod figures;
+pub mod page;
+
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::{Deserialize, Serialize};
 
@@ -26,16 +30,18 @@ pub struct Point {
 
 impl Point {
     /// `None` without runs. Counts that cannot be averaged (requests by worker) are those of the run whose share of hits is
-    /// the median.
+    /// the median. `is_study`: workers and prompts have the study's sizes, so that its figures can stand beside.
     pub fn of(
         mode: &str,
         workers: Option<usize>,
         prefixes: usize,
         concurrency: usize,
         runs: Vec<Figures>,
+        is_study: bool,
     ) -> Option<Point> {
         let median = median_figures(&runs)?;
-        let published = workers.and_then(|w| published::service_hit_share(w, prefixes, concurrency));
+        let published = workers.filter(|_| is_study);
+        let published = published.and_then(|w| published::service_hit_share(w, prefixes, concurrency));
         Some(Point {
             mode: mode.to_owned(),
             workers,
@@ -112,46 +118,47 @@ pub fn p50_p99(times: impl Into<Option<Percentiles>>) -> String {
     times.into().map_or_else(|| "-".to_owned(), |times| format!("{:.0}/{:.0}", times.p50, times.p99))
 }
 
+/// The columns of a table with a row a point.
+const HEADER: [&str; 14] = [
+    "mode",
+    "prefixes",
+    "conc.",
+    "requests",
+    "hit %",
+    "prefix\ntokens %",
+    "all tokens %\n(usage)",
+    "all tokens %\n(counters)",
+    "TTFT ms\np50/p99",
+    "of hits",
+    "of misses",
+    "e2e ms\np50/p99",
+    "req/s",
+    "busiest\n/mean",
+];
+
+fn cells(point: &Point) -> [String; HEADER.len()] {
+    let figures = &point.median;
+    [
+        point.mode.clone(),
+        point.prefixes.to_string(),
+        point.concurrency.to_string(),
+        figures.requests.to_string(),
+        percent(figures.hit_share),
+        percent(figures.prefix_token_share),
+        percent(figures.usage_token_share),
+        percent(figures.counter_token_share),
+        p50_p99(figures.ttft_ms),
+        p50_p99(figures.ttft_hit_ms),
+        p50_p99(figures.ttft_miss_ms),
+        p50_p99(figures.e2e_ms),
+        format!("{:.2}", figures.requests_per_s),
+        point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}")),
+    ]
+}
+
 /// The table of `bench`: a row a point.
 pub fn points_table(points: &[Point]) -> Table {
-    let rows = points.iter().map(|point| {
-        let figures = &point.median;
-        [
-            point.mode.clone(),
-            point.prefixes.to_string(),
-            point.concurrency.to_string(),
-            figures.requests.to_string(),
-            percent(figures.hit_share),
-            percent(figures.prefix_token_share),
-            percent(figures.usage_token_share),
-            percent(figures.counter_token_share),
-            p50_p99(figures.ttft_ms),
-            p50_p99(figures.ttft_hit_ms),
-            p50_p99(figures.ttft_miss_ms),
-            p50_p99(figures.e2e_ms),
-            format!("{:.2}", figures.requests_per_s),
-            point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}")),
-        ]
-    });
-    table(
-        [
-            "mode",
-            "prefixes",
-            "conc.",
-            "requests",
-            "hit %",
-            "prefix\ntokens %",
-            "all tokens %\n(usage)",
-            "all tokens %\n(counters)",
-            "TTFT ms\np50/p99",
-            "of hits",
-            "of misses",
-            "e2e ms\np50/p99",
-            "req/s",
-            "busiest\n/mean",
-        ],
-        rows.collect(),
-    )
+    table(HEADER, points.iter().map(cells).collect())
 }
 
 /// Lag of timers that is worth a note: well above what an idle machine shows, and a tenth of a prefill.
@@ -208,19 +215,19 @@ pub(crate) mod tests {
     #[test]
     fn a_point_is_the_median_of_its_runs_figure_by_figure() {
         let runs = vec![figures(0.9, 10.0, [1, 3]), figures(0.5, 30.0, [2, 2]), figures(0.6, 20.0, [3, 1])];
-        let point = Point::of("random", Some(6), 24, 8, runs).unwrap();
+        let point = Point::of("random", Some(6), 24, 8, runs, true).unwrap();
         assert_eq!(point.median.hit_share, 0.6);
         assert_eq!(point.median.ttft_ms.p99, 60.0);
         assert_eq!(point.published_hit_share, Some(0.175));
         assert_eq!(point.median.requests_by_worker.as_ref().unwrap()["a"], 3, "of the median run");
         assert_eq!(point.worst_share_of_mean(), Some(1.5));
         assert_eq!(notes(&[point])[1], "random, 24 prefixes, run 2: odd");
-        assert!(Point::of("random", None, 2, 8, Vec::new()).is_none());
+        assert!(Point::of("random", None, 2, 8, Vec::new(), true).is_none());
     }
 
     #[test]
     fn json_has_the_fields_flat() {
-        let point = Point::of("kv", Some(6), 7, 4, vec![figures(1.0, 10.0, [1, 1])]).unwrap();
+        let point = Point::of("kv", Some(6), 7, 4, vec![figures(1.0, 10.0, [1, 1])], true).unwrap();
         let json = serde_json::to_value(&point).unwrap();
         for field in [
             "mode",
