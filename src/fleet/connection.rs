@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -56,6 +56,9 @@ pub enum ExchangeError {
     /// What the worker sent is not an HTTP response.
     #[error("did not answer in HTTP: {0}")]
     Nonsense(#[source] hyper::Error),
+    /// The worker switched protocols though nobody had asked it to.
+    #[error("switched protocols unasked")]
+    Unasked,
     /// The worker answered that its engine is gone or that it is shutting down: it has done nothing, and will do nothing more.
     #[error("answered that it is going down")]
     Dying,
@@ -125,9 +128,20 @@ pub struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     /// `None` once it has ended.
     driver: Option<http1::Connection<TokioIo<Socket>, Full<Bytes>>>,
+    ended: bool,
+    /// The last answer was a switch of protocols.
+    switched: bool,
     heard: Arc<AtomicBool>,
     reused: bool,
     idle_since: Instant,
+    _counted: Counted,
+}
+
+/// A connection to a worker that no longer speaks HTTP.
+pub struct Tunnel {
+    pub stream: TcpStream,
+    /// What the worker sent at once in the new protocol.
+    pub early: Bytes,
     _counted: Counted,
 }
 
@@ -149,6 +163,8 @@ impl Connection {
         Ok(Connection {
             sender,
             driver: Some(driver),
+            ended: false,
+            switched: false,
             heard,
             reused: false,
             idle_since: Instant::now(),
@@ -158,35 +174,62 @@ impl Connection {
 
     /// Moves bytes as far as they go.
     fn drive(&mut self, cx: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && Pin::new(driver).poll(cx).is_ready()
+        if !self.ended
+            && let Some(driver) = &mut self.driver
+            && let Poll::Ready(result) = driver.poll_without_shutdown(cx)
         {
-            // Whatever ended it has been handed to the exchange under way, if there is one.
-            self.driver = None;
+            // Whatever ended it has been handed to the exchange under way, if there is one. After a switch of protocols the
+            // socket is still wanted.
+            self.ended = true;
+            if result.is_err() || !self.switched {
+                self.driver = None;
+            }
         }
+    }
+
+    /// Takes the socket out of HTTP after a switch of protocols, with what was read of it already.
+    async fn into_tunnel(mut self) -> Option<Tunnel> {
+        std::future::poll_fn(|cx| {
+            self.drive(cx);
+            if self.ended { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let parts = self.driver.take()?.into_parts();
+        Some(Tunnel { stream: parts.io.into_inner().stream, early: parts.read_buf, _counted: self._counted })
     }
 
     /// Ready for another request, as far as can be seen from here.
     fn is_idle(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
-        self.driver.is_some() && self.sender.is_ready()
+        !self.ended && self.driver.is_some() && self.sender.is_ready()
     }
 
     /// Sends `request` and waits for the response head.
     async fn exchange(mut self, pool: Pool, request: Outgoing) -> Result<Response<Answer>, ExchangeError> {
         self.heard.store(false, Ordering::Relaxed);
         let sent_at = Instant::now();
+        let asks_to_switch = request.headers().contains_key(header::UPGRADE);
         let mut sending = pin!(self.sender.try_send_request(request));
         let sent = std::future::poll_fn(|cx| {
             if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
                 return Poll::Ready(sent);
             }
+            // Kept for the case that the answer is a switch; if it is not, the connection is whole all the same.
+            self.switched = asks_to_switch;
             self.drive(cx);
             sending.as_mut().poll(cx)
         })
         .await;
         match sent {
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                if asks_to_switch {
+                    Ok(response.map(|body| Answer { body, ahead: None, connection: Some(self), pool }))
+                } else {
+                    Err(ExchangeError::Unasked)
+                }
+            }
             Ok(response) => Ok(response.map(|body| {
+                self.switched = false;
                 let mut answer = Answer { body, ahead: None, connection: Some(self), pool };
                 answer.notice_end();
                 answer
@@ -226,6 +269,11 @@ impl Answer {
     pub fn close(&mut self) {
         self.connection = None;
         self.ahead = None;
+    }
+
+    /// After a switch of protocols: the socket. `None` if the worker has ended it.
+    pub async fn into_tunnel(self) -> Option<Tunnel> {
+        self.connection?.into_tunnel().await
     }
 
     /// Reads the whole body in advance if it is promised to be no longer than `limit`; it can still be taken as if it had

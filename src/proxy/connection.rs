@@ -81,8 +81,9 @@ async fn speaks_http2(stream: &TcpStream) -> std::io::Result<bool> {
 async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
     let client = Arc::new(Client::new(peer));
     let stack = stack::stack(proxy.clone());
+    let asking = client.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        stack.clone().oneshot((request, client.clone())).map(stack::rendered)
+        stack.clone().oneshot((request, asking.clone())).map(stack::rendered)
     });
     let mut connection = http1_builder(config).serve_connection(TokioIo::new(stream), service);
     let result = tokio::select! {
@@ -96,7 +97,22 @@ async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, con
         }
     };
     match result {
-        Ok(()) => close(connection.into_parts().io.into_inner(), Duration::ZERO).await,
+        Ok(()) => {
+            let parts = connection.into_parts();
+            let stream = parts.io.into_inner();
+            let tunnel = client.tunnel.lock().take();
+            match tunnel {
+                None => close(stream, Duration::ZERO).await,
+                Some(tunnel) => tokio::select! {
+                    result = tunnel.join(stream, parts.read_buf) => {
+                        if let Err(error) = result {
+                            tracing::debug!("a tunnel broke: {error}");
+                        }
+                    }
+                    () = proxy.drain.at_least(Phase::Cut) => {}
+                },
+            }
+        }
         Err(error) => {
             tracing::debug!("client connection ended: {error}");
             if error.is_parse() {

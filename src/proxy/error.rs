@@ -159,7 +159,7 @@ impl ProxyError {
             ProxyError::Worker { cause, .. } => match cause {
                 ExchangeError::Connect(_) => true,
                 ExchangeError::Broken(_) | ExchangeError::Stale(_) | ExchangeError::Dying => repeatable,
-                ExchangeError::Nonsense(_) => false,
+                ExchangeError::Nonsense(_) | ExchangeError::Unasked => false,
             },
             ProxyError::GivenUp { why: GivenUp::Lost, .. } => repeatable,
             _ => false,

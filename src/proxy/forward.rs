@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use http::{Request, Response, header};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header, response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -10,11 +11,15 @@ use super::error::ProxyError;
 use super::failover::{self, Answered};
 use super::headers::{self, UpstreamHead};
 use super::patience::Limits;
+use super::place::Placed;
 use super::relay::{Dialect, Relay, ResponseBody};
 use super::route::Route;
+use super::tunnel::Tunnelled;
 use super::upstream::Upstream;
 use super::watch::{Watch, is_event_stream};
 use super::{Client, Proxy, body};
+use crate::fleet::connection::Answer;
+use crate::fleet::health::Event;
 
 /// A request with what the connection and the stack know of it.
 pub struct Inbound {
@@ -53,6 +58,9 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let Answered { response, patience, placed } = failover::send(&proxy, &asked, &upstream, &client).await?;
 
     let (mut head, answer) = response.into_parts();
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return switch(head, answer, placed, &client).await;
+    }
     headers::clean_response(&mut head, &placed.worker.authority);
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
@@ -61,4 +69,21 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let dialect = is_event_stream(&head).then_some(Dialect(endpoint));
     let relay = Relay::new(answer, patience, watch, dialect);
     Ok(Response::from_parts(head, ResponseBody::Relayed(Box::new(relay))))
+}
+
+/// The worker has switched protocols: leaves its socket for the client's connection to be joined with, once the head is
+/// written there.
+async fn switch(
+    mut head: response::Parts,
+    answer: Answer,
+    mut placed: Placed,
+    client: &Client,
+) -> Result<Response<ResponseBody>, ProxyError> {
+    let worker = answer.into_tunnel().await.ok_or(ProxyError::Internal)?;
+    placed.report(Event::Answered);
+    headers::clean_response(&mut head, &placed.worker.authority);
+    // hyper's own handle on the worker's connection is of no use any more, and would be taken for the client's.
+    head.extensions.clear();
+    *client.tunnel.lock() = Some(Tunnelled { worker, placed });
+    Ok(Response::from_parts(head, ResponseBody::whole(Bytes::new())))
 }

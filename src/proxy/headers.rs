@@ -7,7 +7,7 @@ use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::response;
 use http::uri::PathAndQuery;
-use http::{Method, Uri, Version};
+use http::{Method, StatusCode, Uri, Version};
 
 use super::error::ProxyError;
 
@@ -44,7 +44,11 @@ impl UpstreamHead {
             (Some(authority), _) => HeaderValue::try_from(authority.as_str()).ok(),
             (None, host) => host,
         };
+        let switch = asked_switch(&headers).filter(|_| version == Version::HTTP_11);
         remove_hop_by_hop(&mut headers);
+        if let Some(protocol) = switch {
+            ask_to_switch(&mut headers, protocol);
+        }
         headers.remove(header::EXPECT);
         headers.remove(header::TRANSFER_ENCODING);
         if version == Version::HTTP_2 {
@@ -85,7 +89,11 @@ fn forward_client(headers: &mut HeaderMap, peer: SocketAddr, asked_host: Option<
 /// Makes the response head of the worker called `authority` ready for the client.
 pub fn clean_response(head: &mut response::Parts, authority: &HeaderValue) {
     let headers = &mut head.headers;
+    let switched = headers.remove(header::UPGRADE).filter(|_| head.status == StatusCode::SWITCHING_PROTOCOLS);
     remove_hop_by_hop(headers);
+    if let Some(protocol) = switched {
+        ask_to_switch(headers, protocol);
+    }
     // The body goes out in this side's own framing and version.
     headers.remove(header::TRANSFER_ENCODING);
     head.version = Version::HTTP_11;
@@ -107,6 +115,23 @@ fn without_origin(location: &HeaderValue, authority: &HeaderValue) -> Option<Hea
             .strip_suffix(":80")
             .is_some_and(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()));
     same.then(|| location.path_and_query()?.as_str().try_into().ok()).flatten()
+}
+
+/// The protocol that the client asks to switch to, if it is one that is let through: websockets. Another one (`h2c`) would
+/// carry requests past this proxy.
+fn asked_switch(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asks = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let asks =
+        asks.flat_map(|value| value.split(',')).any(|name| name.trim().eq_ignore_ascii_case("upgrade"));
+    headers
+        .get(header::UPGRADE)
+        .filter(|to| asks && to.as_bytes().eq_ignore_ascii_case(b"websocket"))
+        .cloned()
+}
+
+fn ask_to_switch(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
 }
 
 /// HTTP/2 clients may send cookies one by one; HTTP/1.1 has one line for them (RFC 9113, 8.2.3).

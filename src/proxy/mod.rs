@@ -11,7 +11,7 @@
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
-//! Whatever goes wrong is one [`error::ProxyError`].
+//! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`].
 
 pub mod account;
 pub mod admission;
@@ -28,6 +28,7 @@ pub mod route;
 pub mod server;
 pub mod sse;
 pub mod stack;
+pub mod tunnel;
 pub mod upstream;
 pub mod usage;
 pub mod watch;
@@ -49,6 +50,7 @@ use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
 use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
+use tunnel::Tunnelled;
 
 /// What a request needs on its way: made once, shared by all.
 pub struct Proxy {
@@ -131,16 +133,17 @@ impl Proxy {
 }
 
 /// One client connection, as far as its requests care.
-#[derive(Debug)]
 pub struct Client {
     pub peer: SocketAddr,
     /// The worker drawn for this connection in mode `random`. Weak: an idle connection does not hold a worker that left.
     pinned: Mutex<Weak<Worker>>,
+    /// What the connection becomes when the response under way is written.
+    tunnel: Mutex<Option<Tunnelled>>,
 }
 
 impl Client {
     pub fn new(peer: SocketAddr) -> Client {
-        Client { peer, pinned: Mutex::new(Weak::new()) }
+        Client { peer, pinned: Mutex::new(Weak::new()), tunnel: Mutex::new(None) }
     }
 
     fn pinned(&self) -> Option<Arc<Worker>> {

@@ -75,9 +75,10 @@ impl Upstream {
                 let (event, kind) = match cause {
                     ExchangeError::Connect(_) => (Event::Unreachable, FailureKind::Connect),
                     ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
-                    ExchangeError::Stale(_) | ExchangeError::Broken(_) | ExchangeError::Nonsense(_) => {
-                        (Event::Broke, FailureKind::BeforeHead)
-                    }
+                    ExchangeError::Stale(_)
+                    | ExchangeError::Broken(_)
+                    | ExchangeError::Nonsense(_)
+                    | ExchangeError::Unasked => (Event::Broke, FailureKind::BeforeHead),
                 };
                 proxy.fleet.exchange_failed(&worker, &cause);
                 (event, kind, ProxyError::Worker { worker: worker.config.url.to_string(), cause })

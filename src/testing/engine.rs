@@ -29,6 +29,8 @@ pub enum Step {
     Await(Gate),
     /// Waits until the proxy has closed the connection.
     AwaitClose,
+    /// Sends back whatever comes, until the other side ends.
+    Echo,
     /// Closes the connection in good order.
     Close,
     /// Breaks the connection off.
@@ -314,6 +316,14 @@ async fn take(
         },
         Step::AwaitClose => {
             reader.ended().await;
+            abandon()
+        }
+        Step::Echo => {
+            while let Ok(piece) = reader.piece().await {
+                if piece.is_empty() || write.write_all(&piece).await.is_err() {
+                    break;
+                }
+            }
             abandon()
         }
         Step::Close => false,

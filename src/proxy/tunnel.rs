@@ -1,0 +1,32 @@
+//! After a switch of protocols (websockets for `/v1/realtime`): the client's socket and the worker's are joined, and bytes go
+//! both ways until one side ends.
+
+use std::io;
+
+use bytes::Bytes;
+use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::net::TcpStream;
+
+use super::place::Placed;
+use crate::fleet::connection::Tunnel;
+
+/// A worker's side that waits for its client's, with the request's place at the worker.
+pub struct Tunnelled {
+    pub worker: Tunnel,
+    pub placed: Placed,
+}
+
+impl Tunnelled {
+    /// Joins it with the client's socket, of which `early` was read already, until either side ends.
+    ///
+    /// # Errors
+    /// If either side breaks.
+    pub async fn join(self, mut client: TcpStream, early: Bytes) -> io::Result<()> {
+        let Tunnelled { mut worker, placed } = self;
+        client.write_all(&worker.early).await?;
+        worker.stream.write_all(&early).await?;
+        let (up, down) = copy_bidirectional(&mut client, &mut worker.stream).await?;
+        tracing::debug!(worker = %placed.worker.config.url, up, down, "a tunnel has ended");
+        Ok(())
+    }
+}
