@@ -273,6 +273,19 @@ async fn a_body_shorter_or_longer_than_promised_is_not_made_right() {
 }
 
 #[tokio::test]
+async fn chunks_of_an_answer_count_where_a_length_is_given_too() {
+    let (engine, router) = fake().await;
+    for length in [2, 500] {
+        engine.next(vec![Step::send(format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n5\r\nwhole\r\n5\r\n body\r\n0\r\n\r\n"
+        ))]);
+        let answer = router.client().await.get("/v1/models").await;
+        assert_eq!((answer.text().as_str(), answer.complete), ("whole body", true));
+        assert_eq!(answer.head.get("content-length"), None);
+    }
+}
+
+#[tokio::test]
 async fn an_http_1_0_client_gets_an_answer_that_it_can_read() {
     let (engine, router) = fake().await;
     engine.next(vec![

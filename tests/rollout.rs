@@ -301,6 +301,36 @@ async fn a_stalled_worker_is_better_than_none() {
 }
 
 #[tokio::test]
+async fn a_worker_on_trial_takes_more_if_it_is_all_there_is() {
+    let engine = FakeEngine::start().await;
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    config.health.stalled_after = None;
+    config.health.retry_after = Duration::from_millis(50);
+    config.retries.attempts = 1;
+    let router = TestRouter::start(config).await;
+    engine.always(|_| vec![Step::Close]);
+    let state = |name| format!(r#"warmroute_worker_state{{state="{name}",worker="{}"}}"#, engine.address());
+    for _ in 0..3 {
+        assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 502);
+    }
+    router.metric_is(&state("trial"), 1.0).await;
+    let gate = Gate::default();
+    let held = gate.clone();
+    engine.always(move |_| vec![Step::Await(held.clone()), Step::json("200 OK", PLAIN_ANSWER)]);
+    let mut waiting = Vec::new();
+    for asked in 4..8 {
+        waiting.push(send(&router, CHAT).await);
+        engine.saw(asked).await;
+    }
+    assert_eq!(router.metric(&state("trial")).await, 1.0, "nothing has been answered");
+    gate.open();
+    for client in &mut waiting {
+        assert_eq!(client.answer("POST").await.expect("an answer").status(), 200);
+    }
+    assert_eq!(router.metric(&state("up")).await, 1.0);
+}
+
+#[tokio::test]
 async fn a_late_health_page_cuts_no_stream_and_ejects_no_worker_that_answers() {
     let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);
     let mut config = TestRouter::config(Mode::Random, &[&one, &two]);

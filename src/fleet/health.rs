@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  Starting --probe passed, or an answer--> Up
+//!  Starting --probes are switched off--> Trial
 //!  Up    --failed so many times in a row--> Out, for a reason:
 //!           Unreachable   no connection could be opened
 //!           Unhealthy     its health page failed
@@ -12,6 +13,9 @@
 //!  Out   --its time is over, if a probe cannot or may not clear it--> Trial
 //!  Trial --an answer--> Up        Trial --a failure--> Out, for twice as long
 //! ```
+//!
+//! A trial is for one request. A slow one is no bad sign: after a second, or with a passed probe, the worker may be given
+//! another.
 //!
 //! An answer of any status shows that the worker lives: 4xx, 429 and 503 never count against it. A passed probe does not
 //! redeem a worker that breaks or stalls: engines were seen that freeze or die behind a healthy page.
@@ -65,8 +69,16 @@ pub enum Reason {
 enum State {
     Starting,
     Up(Failures),
-    Out { reason: Reason, until: Time, times: u32 },
-    Trial { taken: bool, times: u32 },
+    Out {
+        reason: Reason,
+        until: Time,
+        times: u32,
+    },
+    /// `taken`: when it was last given a request, if it is not to be given another one yet.
+    Trial {
+        taken: Option<Time>,
+        times: u32,
+    },
 }
 
 /// Failures in a row, by kind.
@@ -85,6 +97,8 @@ pub struct Health {
 
 /// A worker stays out for at most this many times `health.retry_after`.
 const LONGEST_WAIT: f64 = 30.0;
+/// Seconds that a worker on trial is given for one request before it is given another.
+const TRIAL_ALONE: f64 = 1.0;
 
 impl Health {
     /// A worker that is probed starts when its first probe has passed; without probes it is taken to be up.
@@ -103,7 +117,7 @@ impl Health {
 
     /// May be given a request. A worker on trial takes one.
     pub fn is_eligible(&self) -> bool {
-        matches!(self.state, State::Up(_) | State::Trial { taken: false, .. })
+        matches!(self.state, State::Up(_) | State::Trial { taken: None, .. })
     }
 
     /// Up without any recent failure, so that an answer changes nothing.
@@ -113,7 +127,12 @@ impl Health {
 
     pub fn record(&mut self, event: Event, now: Time, settings: &config::Health) {
         let next = match &mut self.state {
-            State::Starting => matches!(event, Event::ProbePassed | Event::Answered).then(up),
+            State::Starting => match event {
+                Event::ProbePassed | Event::Answered => Some(up()),
+                // Nobody is left to find it ready.
+                Event::Tick if settings.interval.is_none() => Some(State::Trial { taken: None, times: 0 }),
+                _ => None,
+            },
             State::Up(failures) => {
                 failures.count(event, settings).map(|reason| out(reason, 1, now, settings))
             }
@@ -121,7 +140,7 @@ impl Health {
                 Event::Answered => Some(up()),
                 Event::ProbePassed if reason.is_cleared_by_a_probe() => Some(up()),
                 Event::Tick if now >= *until && !reason.waits_for_a_probe(settings) => {
-                    Some(State::Trial { taken: false, times: *times })
+                    Some(State::Trial { taken: None, times: *times })
                 }
                 // While it was out for something lesser, it has gone altogether.
                 Event::Unreachable => {
@@ -132,8 +151,16 @@ impl Health {
             },
             State::Trial { taken, times } => match event {
                 Event::Answered => Some(up()),
-                Event::Picked | Event::Unproven => {
-                    *taken = event == Event::Picked;
+                Event::Picked => {
+                    *taken = Some(now);
+                    None
+                }
+                Event::Unproven | Event::ProbePassed => {
+                    *taken = None;
+                    None
+                }
+                Event::Tick => {
+                    taken.take_if(|since| now - *since >= TRIAL_ALONE);
                     None
                 }
                 Event::Unreachable => Some(out(Reason::Unreachable, *times + 1, now, settings)),
@@ -295,6 +322,34 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_trial_is_followed_by_another() {
+        for (second, event) in [(2.2, ProbePassed), (3.1, Tick)] {
+            let mut health = Health::new(false);
+            walk(&mut health, &[(0.0, Stalled), (2.0, Tick), (2.0, Picked), (2.1, Tick)]);
+            assert!(!health.is_eligible());
+            let seen = walk(&mut health, &[(second, event)]);
+            assert_eq!(seen, [Standing::Trial], "it has shown nothing yet");
+            assert!(health.is_eligible());
+        }
+    }
+
+    #[test]
+    fn a_worker_that_starts_is_tried_once_probes_are_switched_off() {
+        let mut settings = settings();
+        let mut health = Health::new(true);
+        health.record(Tick, Time(1.0), &settings);
+        assert_eq!(health.standing(), Standing::Starting);
+        settings.interval = None;
+        health.record(Tick, Time(1.1), &settings);
+        assert_eq!(health.standing(), Standing::Trial);
+        health.record(Unreachable, Time(1.2), &settings);
+        health.record(Tick, Time(2.1), &settings);
+        assert!(!health.is_eligible());
+        health.record(Tick, Time(2.3), &settings);
+        assert!(health.is_eligible(), "the first wait is a single one");
+    }
+
+    #[test]
     fn an_answer_between_failures_forgives_them() {
         let mut health = Health::new(false);
         let seen =
@@ -321,7 +376,7 @@ mod tests {
     #[test]
     fn the_wait_is_bounded() {
         let mut health = Health::new(false);
-        health.state = State::Trial { taken: true, times: 40 };
+        health.state = State::Trial { taken: Some(Time(99.0)), times: 40 };
         walk(&mut health, &[(100.0, Broke), (130.5, Tick)]);
         assert_eq!(health.standing(), Standing::Trial);
     }

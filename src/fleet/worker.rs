@@ -68,9 +68,13 @@ impl Worker {
         self.eligible.load(Ordering::Relaxed)
     }
 
-    /// Out, but not for certain dead.
+    /// Out or on trial, but not for certain dead.
     pub fn is_doubtful(&self) -> bool {
-        matches!(self.standing(), Standing::Out(reason) if reason != Reason::Unreachable)
+        match self.standing() {
+            Standing::Out(reason) => reason != Reason::Unreachable,
+            Standing::Trial => true,
+            Standing::Starting | Standing::Up => false,
+        }
     }
 
     /// Up, and nothing has failed lately.

@@ -94,8 +94,11 @@ pub fn clean_response(head: &mut response::Parts, authority: &HeaderValue) {
     if let Some(protocol) = switched {
         ask_to_switch(headers, protocol);
     }
-    // The body goes out in this side's own framing and version.
-    headers.remove(header::TRANSFER_ENCODING);
+    // The body goes out in this side's own framing and version. A length beside a coding is void (RFC 9112, 6.3): the body
+    // was read by its chunks, and must not be cut to that length.
+    if headers.remove(header::TRANSFER_ENCODING).is_some() {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     head.version = Version::HTTP_11;
     if head.status.is_redirection()
         && let Some(here) =
