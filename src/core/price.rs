@@ -37,7 +37,7 @@ impl Default for PriceSettings {
             displacement_weight: 0.25,
             recent_weight: 1.0,
             recent_cap: 0.3,
-            replicate_shares: 1.5,
+            replicate_shares: 1.75,
             ghost_weight: 0.8,
         }
     }

@@ -142,16 +142,22 @@ impl<'a> View<'a> {
     /// A prefix that draws more than its share of all requests to one worker gets another copy. Without that, a system prompt
     /// that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
-        let Some(home) = (0..self.depths.len()).max_by_key(|&at| self.depths[at]) else { return };
-        if self.depths[home] == self.common {
+        let depth = self.depths.iter().copied().max().unwrap_or(0);
+        if depth == self.common {
             return;
         }
         let share = f64::from(traffic.requests()) / self.slots.len() as f64;
         let uses = (planner.settings.price.replicate_shares * share).max(MIN_USES);
-        let held = &self.ask.chain.hashes[..self.depths[home]];
-        let cache = self.slots[home].cache.lock();
-        let popular = cache.as_ref().map_or(0, |cache| cache.popular(held, uses, traffic.era()));
-        drop(cache);
+        // One holder with room to spare is enough.
+        let mut popular = depth;
+        for (slot, _) in self.slots.iter().zip(&self.depths).filter(|(_, held)| **held == depth) {
+            let held = &self.ask.chain.hashes[..popular];
+            let cache = slot.cache.lock();
+            popular = cache.as_ref().map_or(0, |cache| cache.popular(held, uses, traffic.era()));
+            if popular <= self.common {
+                return;
+            }
+        }
         for (candidate, &depth) in self.candidates.iter_mut().zip(&self.depths) {
             let terms = &mut candidate.terms;
             terms.popular =

@@ -103,19 +103,32 @@ fn a_system_prompt_shared_by_all_pins_nobody() {
     assert!(counts.iter().all(|&count| count <= 150), "none above 1.5 times the mean: {counts:?}");
 }
 
-/// Two prefixes on six workers: each is worth three workers' shares, and gets a few copies, not a new one each time.
+/// Two prefixes on six workers: each is worth three workers' shares, and gets a copy or two, not a new one each time.
 #[test]
 fn few_hot_prefixes_spread_at_the_cost_of_few_misses() {
-    let (planner, ids) = fleet(6, 1_000_000);
-    let mut counts = [0; 6];
-    let mut misses = 0;
-    for serial in 0..200 {
-        let decision = serve(&planner, &ask(mix(serial) % 2, 30, 5, serial), &ids, serial as f64);
-        counts[decision.worker.index()] += 1;
-        misses += usize::from(decision.predicted_cached_tokens == 0.0);
+    const AT_ONCE: usize = 8;
+    for seed in 0..6 {
+        let (planner, ids) = fleet(6, 9_344);
+        let mut used = [false; 6];
+        let mut misses = 0;
+        let mut running = std::collections::VecDeque::new();
+        for serial in 0..200 {
+            let serial = 1_000 * seed + serial;
+            let now = Time(serial as f64 * 0.1);
+            let ask = ask(mix(serial) % 2, 31, 5, serial);
+            let (decision, mut booking) = plan(&planner, &ask, &ids, now.0);
+            booking.commit(now);
+            booking.first_token(now + 0.05);
+            used[decision.worker.index()] = true;
+            misses += usize::from(decision.predicted_cached_tokens == 0.0);
+            running.push_back(booking);
+            if running.len() == AT_ONCE {
+                let _ = running.pop_front().map(|oldest| oldest.finish(Finished::default(), now + 0.09));
+            }
+        }
+        assert!(misses <= 6, "seed {seed}: {misses} misses, of which two are the first meetings");
+        assert!(used.iter().filter(|used| **used).count() >= 3, "seed {seed}: {used:?}");
     }
-    assert!(misses <= 8, "{misses} misses");
-    assert!(counts.iter().filter(|&&count| count > 0).count() >= 4, "{counts:?}");
 }
 
 #[test]
