@@ -14,7 +14,7 @@ test:
 	cargo test --locked
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --locked --no-deps --features testing --document-private-items
 
 deploy-check:
 	deploy/check

@@ -39,7 +39,7 @@ fn form(path: &Path) -> Result<Form> {
     }
 }
 
-/// Refuses names that [`write`] would refuse, before anything is measured.
+/// Refuses names that [`write()`] would refuse, before anything is measured.
 ///
 /// # Errors
 /// If the name does not tell the form, or its folder does not exist.

@@ -24,7 +24,7 @@ pub struct Args {
     /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
     #[arg(long)]
     pub workload: Vec<Kind>,
-    /// random, kv, round-robin, least-load, least-requests, rendezvous[:BLOCKS[:BOUND]], fixed, oracle[:WEIGHT]
+    /// random, kv, round-robin, least-load, least-requests, `rendezvous[:BLOCKS[:BOUND]]`, fixed, `oracle[:WEIGHT]`
     #[arg(long, value_delimiter = ',')]
     pub policy: Vec<PolicyName>,
     /// Workers

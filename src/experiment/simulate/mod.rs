@@ -1,7 +1,7 @@
 //! `warmroute simulate`: the product's planner and the engine model in virtual time, without sockets, to judge how requests
 //! are placed. Traces, hundreds of workers, seconds.
 //!
-//! [`args`] and [`suite`] say what to run as [`job`]s; a job makes a [`workload`] and [`run`]s it on a [`fleet`] once for each
+//! [`args`] and [`suite`] say what to run as [`job`]s; a job makes a [`workload`] and [`mod@run`]s it on a [`fleet`] once for each
 //! [`policy`]; [`stats`] turns what happened into figures, [`report`] prints them.
 //!
 //! The model is that of published comparisons of routers: prefill at 8,000 tokens a second, one request at a time, first
