@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 
 use crate::config::watch::{self, Source};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Limits, Workers};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
 use crate::fleet::{Fleet, probe, scrape};
@@ -171,6 +171,8 @@ async fn leave(proxy: &Proxy, stop: &Stop) -> Ended {
 /// Takes up edits of the config file, and looks at it at once on SIGHUP.
 async fn follow_config(file: Source, proxy: Arc<Proxy>) {
     let look_now = Arc::new(Notify::new());
+    // As the file said last. What is in force may be another mode since, and holds back what needs a restart.
+    let mut from_file = proxy.config.load_full();
     let on_signal = async {
         match lifecycle::on_hangup(&look_now) {
             Ok(listening) => listening.await,
@@ -181,33 +183,69 @@ async fn follow_config(file: Source, proxy: Arc<Proxy>) {
         }
     };
     tokio::select! {
-        () = watch::watch(file, &look_now, |read| take_up(&proxy, read)) => {}
+        () = watch::watch(file, &look_now, |read| take_up(&proxy, &mut from_file, read)) => {}
         () = on_signal => {}
     }
 }
 
-fn take_up(proxy: &Proxy, read: Result<Config, ConfigError>) {
+fn take_up(proxy: &Proxy, from_file: &mut Arc<Config>, read: Result<Config, ConfigError>) {
     let result = match read {
         Err(error) => {
             tracing::error!("the edited config is refused and the old one stays in force: {error}");
             Reload::Refused
         }
         Ok(new) => {
-            let old = proxy.config.load_full();
-            if old.to_yaml() == new.to_yaml() {
+            if from_file.to_yaml() == new.to_yaml() {
                 tracing::info!("the config was read again and says the same");
                 Reload::Unchanged
             } else {
-                for key in needs_restart(&old, &new) {
-                    tracing::warn!("{key}: the edit takes effect at the next start");
-                }
-                proxy.reconfigure(new);
-                tracing::info!("the edited config is in force");
+                put_in_force(proxy, from_file, new);
                 Reload::Applied
             }
         }
     };
     proxy.metrics.reloads.inc(result);
+}
+
+/// The mode that was said last counts, by an edit of `mode` in the file or through the admin listener. So an edit of
+/// something else does not take back what an operator has switched.
+fn put_in_force(proxy: &Proxy, from_file: &mut Arc<Config>, new: Config) {
+    let running = proxy.config.load_full();
+    for key in needs_restart(&running, &new) {
+        tracing::warn!("{key}: the edit takes effect at the next start");
+    }
+    let mode = Some(new.mode).filter(|mode| *mode != from_file.mode);
+    *from_file = Arc::new(new.clone());
+    proxy.reconfigure(without_restart(&running, new), mode);
+    tracing::info!("the edited config is in force");
+    let in_force = proxy.config.load().mode;
+    if mode.is_some() {
+        tracing::info!(mode = in_force.as_str(), "mode set by the config file");
+    } else if in_force != from_file.mode {
+        let file = from_file.mode.as_str();
+        tracing::info!(
+            mode = in_force.as_str(),
+            file,
+            "mode left as it was switched through the admin listener"
+        );
+    }
+}
+
+/// `new`, as far as it can be put in force without a restart.
+fn without_restart(running: &Config, new: Config) -> Config {
+    let workers = Workers { fixed: new.workers.fixed, ..running.workers.clone() };
+    let limits = Limits { connections: running.limits.connections, ..new.limits };
+    Config {
+        listen: running.listen,
+        admin: running.admin,
+        cache: running.cache.clone(),
+        price: running.price.clone(),
+        log: running.log.clone(),
+        hash_key: running.hash_key.clone(),
+        workers,
+        limits,
+        ..new
+    }
 }
 
 /// The keys that differ and are only read at the start.
@@ -224,4 +262,72 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     .into_iter()
     .filter_map(|(key, differs)| differs.then_some(key))
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Mode;
+
+    struct Edited {
+        proxy: Arc<Proxy>,
+        from_file: Arc<Config>,
+    }
+
+    impl Edited {
+        fn begin(config: &Config) -> Edited {
+            let proxy = build(config.clone()).unwrap().proxy().clone();
+            Edited { from_file: proxy.config.load_full(), proxy }
+        }
+
+        fn take_up(&mut self, config: &Config) -> Arc<Config> {
+            take_up(&self.proxy, &mut self.from_file, Ok(config.clone()));
+            self.proxy.config.load_full()
+        }
+    }
+
+    fn config() -> Config {
+        let here = SocketAddr::from(([127, 0, 0, 1], 0));
+        Config { listen: here, admin: here, ..Config::default() }
+    }
+
+    #[tokio::test]
+    async fn the_mode_that_was_said_last_counts() {
+        let config = config();
+        let mut edited = Edited::begin(&config);
+        edited.proxy.set_mode(Mode::Random);
+        assert_eq!(edited.take_up(&config).mode, Mode::Random, "the file says what it said");
+
+        let mut other = config.clone();
+        other.retries.attempts += 1;
+        let in_force = edited.take_up(&other);
+        assert_eq!((in_force.mode, in_force.retries.attempts), (Mode::Random, other.retries.attempts));
+        assert_eq!(
+            edited.take_up(&config).retries,
+            config.retries,
+            "back to what it said before is an edit too"
+        );
+
+        let random = Config { mode: Mode::Random, ..config.clone() };
+        edited.take_up(&random);
+        assert_eq!(edited.take_up(&config).mode, Mode::Kv, "an edit of the mode itself");
+        edited.take_up(&random);
+        edited.proxy.set_mode(Mode::Kv);
+        assert_eq!(edited.take_up(&random).mode, Mode::Kv);
+    }
+
+    #[tokio::test]
+    async fn what_needs_a_restart_is_not_shown_as_in_force() {
+        let config = config();
+        let mut edited = Edited::begin(&config);
+        let mut other = config.clone();
+        other.cache.block_bytes *= 2;
+        other.limits.connections += 1;
+        other.limits.queue += 1;
+        let in_force = edited.take_up(&other);
+        assert_eq!(in_force.cache, config.cache);
+        assert_eq!(in_force.limits, Limits { queue: other.limits.queue, ..config.limits.clone() });
+        assert_eq!(needs_restart(&in_force, &other), ["cache", "limits.connections"]);
+        assert!(needs_restart(&edited.take_up(&config), &config).is_empty());
+    }
 }

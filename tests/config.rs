@@ -1,6 +1,7 @@
 //! The config file: what is refused and how, what the defaults are, and edits while running.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use warmroute::app;
 use warmroute::config::watch::Source;
@@ -47,6 +48,8 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ("retries:\n  reserve: 2147483647\n", "c.yaml:3: retries.reserve: ", "from 0 to 1000000"),
         ("health:\n  path: health\n", "c.yaml:3: health.path: ", "begins with a slash"),
         ("log:\n  level: loud=very\n", "c.yaml:3: log.level: ", "not a log level"),
+        ("log:\n  level: 99\n", "c.yaml:3: log.level: ", "not a log level"),
+        ("log:\n  level: verbose\n", "c.yaml:3: log.level: ", "not a log level"),
         ("listen: \"0.0.0.0:1\n", "c.yaml:", "unexpected end of stream"),
     ] {
         let said = refusal(&format!("{WORKERS}{text}"));
@@ -89,7 +92,7 @@ fn workers_are_checked_one_by_one() {
     for text in ["mode: kv\n", "workers: {}\n"] {
         assert_eq!(refusal(text), "c.yaml: workers.static: no workers are named; a proxy needs at least one");
     }
-    for text in ["", "# nothing\n\n  # here\n"] {
+    for text in ["", "\u{feff}", "# nothing\n\n  # here\n"] {
         assert!(refusal(text).starts_with("c.yaml: the file is empty"), "{}", refusal(text));
     }
 }
@@ -102,6 +105,41 @@ fn files_that_cannot_be_read_are_named() {
     assert!(key.contains("cache.hash_key_file: /nonexistent/key cannot be read"), "{key}");
     let key = refusal("workers: {static: [{url: http://w:8000}], api_key_file: /dev/null}\n");
     assert!(key.contains("workers.api_key_file: /dev/null is empty"), "{key}");
+    let two = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&two, "sk-one\nsk-two\n").unwrap();
+    let path = two.path().display();
+    let key = refusal(&format!("workers: {{static: [{{url: http://w:8000}}], api_key_file: {path}}}\n"));
+    assert!(key.contains("workers.api_key_file: ") && key.contains("one line"), "{key}");
+    assert!(!key.contains("sk-"), "{key}");
+}
+
+#[test]
+fn two_listeners_in_one_place_are_refused() {
+    for (listen, admin, refused) in [
+        ("127.0.0.1:8080", "127.0.0.1:8080", true),
+        ("0.0.0.0:8080", "127.0.0.1:8080", true),
+        ("127.0.0.1:8080", "[::]:8080", true),
+        ("0.0.0.0:8080", "[::1]:8080", false),
+        ("127.0.0.1:8080", "127.0.0.2:8080", false),
+        ("0.0.0.0:8080", "0.0.0.0:8081", false),
+        ("0.0.0.0:0", "0.0.0.0:0", false),
+    ] {
+        let text = format!("{WORKERS}listen: '{listen}'\nadmin: '{admin}'\n");
+        let said = Config::parse(&text, Path::new("c.yaml")).err().map(|error| error.to_string());
+        assert_eq!(said.is_some(), refused, "{text}: {said:?}");
+        if let Some(said) = said {
+            assert!(
+                said.starts_with(&format!("c.yaml: admin: {admin} is taken by listen: {listen}")),
+                "{said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_text() {
+    let config = Config::parse(&format!("\u{feff}mode: random\n{WORKERS}"), Path::new("c.yaml")).unwrap();
+    assert_eq!(config.mode, Mode::Random);
 }
 
 #[test]
@@ -211,6 +249,38 @@ async fn edits_are_taken_up_and_bad_ones_keep_the_old_config() {
     assert_eq!((one.seen().len(), two.seen().len()), (0, 1));
     let page = router.admin("/metrics").await;
     assert!(!page.contains(&one.address().to_string()), "its series have gone with it");
+}
+
+#[tokio::test]
+async fn an_edited_worker_keeps_its_health_its_counts_and_its_belief() {
+    let engine = FakeEngine::start().await;
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    let body = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(4_000));
+    assert_eq!(router.client().await.post("/v1/chat/completions", body).await.status(), 200);
+    let (fleet, planner, clock) = (&router.proxy.fleet, &router.proxy.planner, router.proxy.clock);
+    let before = fleet.snapshot().workers[0].clone();
+    let belief = || planner.belief(before.id, clock.now()).expect("it is still there");
+    let blocks = belief().blocks;
+    assert!(blocks > 10);
+
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    let edit = |config: &Config| router.proxy.reconfigure(config.clone(), None);
+    config.workers.fixed[0].capacity_tokens = Some(50_000);
+    config.workers.fixed[0].prefill_speed = Some(12_345.0);
+    edit(&config);
+    assert!(Arc::ptr_eq(&before, &fleet.snapshot().workers[0]));
+    assert_eq!(fleet.snapshot().eligible, [before.id], "its health is known");
+    assert_eq!(belief().blocks, blocks);
+    assert_eq!((belief().capacity_tokens, belief().prefill_speed), (Some(50_000), Some(12_345.0)));
+    assert_eq!(before.metrics.requests.get(), 1);
+    let series = format!(r#"warmroute_worker_requests_total{{worker="{}"}}"#, engine.address());
+    assert_eq!(router.metric(&series).await, 1.0);
+
+    config.workers.fixed[0].capacity_tokens = None;
+    config.workers.fixed[0].prefill_speed = None;
+    edit(&config);
+    assert_eq!((belief().capacity_tokens, belief().prefill_speed), (None, None), "neither is known any more");
+    assert_eq!(belief().blocks, blocks);
 }
 
 #[tokio::test]

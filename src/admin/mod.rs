@@ -110,7 +110,7 @@ fn fleet(proxy: &Proxy) -> Value {
                 })
             });
             json!({
-                "url": worker.config.url,
+                "url": worker.url,
                 "state": state,
                 "usable": worker.is_eligible(),
                 "in_flight": worker.metrics.in_flight.get(),

@@ -179,10 +179,21 @@ impl Config {
     }
 
     fn from_raw(raw: raw::Raw) -> Result<Config, String> {
+        if overlap(raw.listen, raw.admin) {
+            return Err(format!(
+                "admin: {} is taken by listen: {}; give it a port of its own",
+                raw.admin, raw.listen
+            ));
+        }
         let mut workers =
             Workers { fixed: raw.workers.fixed, api_key_file: raw.workers.api_key_file, api_key: None };
         if let Some(path) = &workers.api_key_file {
-            workers.api_key = Some(Secret(read_secret("workers.api_key_file", path)?));
+            let secret = Secret(read_secret("workers.api_key_file", path)?);
+            if secret.bearer().is_none() {
+                let path = path.display();
+                return Err(format!("workers.api_key_file: {path} must hold one key, on one line"));
+            }
+            workers.api_key = Some(secret);
         }
         let hash_key = match &raw.cache.hash_key_file {
             None => None,
@@ -214,6 +225,13 @@ impl Config {
     pub fn to_yaml(&self) -> String {
         raw::write(self)
     }
+}
+
+/// One of two listeners would take the other's place. (With port 0 the system gives each its own.)
+fn overlap(one: SocketAddr, two: SocketAddr) -> bool {
+    // The unspecified IPv6 address takes IPv4 as well.
+    let all = |a: SocketAddr, b: SocketAddr| a.ip().is_unspecified() && (a.is_ipv6() || b.is_ipv4());
+    one.port() == two.port() && one.port() != 0 && (one.ip() == two.ip() || all(one, two) || all(two, one))
 }
 
 fn read_secret(key: &str, path: &Path) -> Result<String, String> {

@@ -114,6 +114,8 @@ pub struct RawError {
 /// Reads the text of a config file.
 pub fn read(text: &str) -> Result<Raw, RawError> {
     let plain = |message: &str| RawError { line: None, message: message.to_owned() };
+    // Some editors begin a file with a byte order mark; YAML takes it for no part of the text.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Err(plain("the file is empty; it needs at least `workers.static`"));
     }

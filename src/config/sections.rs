@@ -351,9 +351,14 @@ pub struct Log {
     pub format: LogFormat,
 }
 
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 fn log_filter<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    // A word alone is also the name of a part of the program to log everything of: not what a misspelt level means.
+    let is_meant =
+        |part: &str| part.contains('=') || LOG_LEVELS.iter().any(|level| part.eq_ignore_ascii_case(level));
     scalar::checked(from, |text| match text.parse::<tracing_subscriber::filter::Targets>() {
-        Ok(_) if !text.is_empty() => Ok(text.to_owned()),
+        Ok(_) if text.split(',').all(is_meant) && !text.contains(' ') => Ok(text.to_owned()),
         _ => Err(format!("`{text}` is not a log level or filter, as in info or info,warmroute::fleet=debug")),
     })
 }

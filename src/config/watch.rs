@@ -1,5 +1,6 @@
 //! Follows the config file while the process runs. The contents are compared, not times or names, so that an edit in place,
-//! a rename and a ConfigMap's swap of symbolic links are all seen, and a touch is not.
+//! a rename and a ConfigMap's swap of symbolic links are all seen, and a touch is not. An edit counts once two looks in a row
+//! have found the same: half of a file that is being written may well be valid YAML.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use super::{Config, ConfigError};
 
 /// How often the file is looked at. Kubernetes takes about a minute to bring a ConfigMap into a pod.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// And how soon again if somebody waits for it.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// A config file and what was in it when it was last looked at.
 pub struct Source {
@@ -29,18 +32,48 @@ impl Source {
     }
 }
 
+/// What a look at the file has found: its text, or why it cannot be read.
+type Found = Result<String, String>;
+
+/// Tells edits from what is only on its way to be one.
+struct Edits {
+    known: Found,
+    /// Found by the last look, if it is to be confirmed by another one.
+    pending: Option<Found>,
+    /// Somebody has asked for the contents, even if they are known.
+    asked: bool,
+}
+
+impl Edits {
+    /// Takes what a look has found; whether it is to be handed on.
+    fn look(&mut self, found: Found) -> bool {
+        if !self.asked && found == self.known {
+            self.pending = None;
+            return false;
+        }
+        if self.pending.as_ref() != Some(&found) {
+            self.pending = Some(found);
+            return false;
+        }
+        self.known = found;
+        self.pending = None;
+        self.asked = false;
+        true
+    }
+}
+
 /// Waits for edits, and hands on each as the new config or as what is wrong with it. `look_now` has the file looked at at
 /// once, and its contents handed on even if they are the same.
 pub async fn watch(source: Source, look_now: &Notify, mut changed: impl FnMut(Result<Config, ConfigError>)) {
     let Source { path, text } = source;
-    let mut known = Ok(text);
+    let mut edits = Edits { known: Ok(text), pending: None, asked: false };
     loop {
-        let asked = tokio::time::timeout(INTERVAL, look_now.notified()).await.is_ok();
-        let text = read(path.clone()).await;
-        if text == known && !asked {
+        let pause = if edits.asked { AGAIN } else { INTERVAL };
+        edits.asked |= tokio::time::timeout(pause, look_now.notified()).await.is_ok();
+        if !edits.look(read(path.clone()).await) {
             continue;
         }
-        changed(match &text {
+        changed(match &edits.known {
             Ok(text) => Config::parse(text, &path),
             Err(message) => Err(ConfigError {
                 file: path.clone(),
@@ -48,10 +81,45 @@ pub async fn watch(source: Source, look_now: &Notify, mut changed: impl FnMut(Re
                 message: format!("cannot be read: {message}"),
             }),
         });
-        known = text;
     }
 }
 
 async fn read(path: PathBuf) -> Result<String, String> {
     tokio::fs::read_to_string(path).await.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Found {
+        Ok(text.to_owned())
+    }
+
+    #[test]
+    fn an_edit_counts_once_two_looks_agree() {
+        let mut edits = Edits { known: text("old"), pending: None, asked: false };
+        assert!(!edits.look(text("old")));
+        assert!(!edits.look(text("half")));
+        assert!(!edits.look(text("whole")));
+        assert!(edits.look(text("whole")));
+        assert!(!edits.look(text("whole")), "once");
+        let gone = || Err("gone".to_owned());
+        assert!(!edits.look(gone()));
+        assert!(!edits.look(text("whole")), "it was only being renamed");
+        assert!(!edits.look(gone()));
+        assert!(edits.look(gone()));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_handed_on_even_if_it_is_known_but_not_by_halves() {
+        let mut edits = Edits { known: text("old"), pending: None, asked: true };
+        assert!(!edits.look(text("old")));
+        assert!(edits.look(text("old")));
+        edits.asked = true;
+        assert!(!edits.look(text("half")));
+        assert!(!edits.look(text("new")));
+        assert!(edits.look(text("new")));
+        assert!(!edits.asked && !edits.look(text("new")));
+    }
 }

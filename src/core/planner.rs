@@ -222,6 +222,14 @@ impl Planner {
         }
     }
 
+    /// The config says another speed, or none any more. It counts until enough samples have been seen.
+    pub fn set_prefill_speed(&self, worker: WorkerId, tokens_per_s: Option<f64>) {
+        let Some(slot) = self.slot(worker) else { return };
+        if let Some(load) = self.table.lock().load(&slot) {
+            load.pace.tell(tokens_per_s);
+        }
+    }
+
     /// Others have so many uncached tokens queued at the worker, as far as is known until `until`.
     pub fn set_foreign_queue(&self, worker: WorkerId, tokens: f64, until: Time) {
         let Some(slot) = self.slot(worker) else { return };

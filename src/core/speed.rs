@@ -86,7 +86,14 @@ pub struct Pace {
 impl Pace {
     /// A speed from the config counts until enough samples have been seen.
     pub fn told(tokens_per_s: Option<f64>) -> Pace {
-        Pace { told: tokens_per_s.filter(|speed| PLAUSIBLE.contains(speed)), ..Pace::default() }
+        let mut pace = Pace::default();
+        pace.tell(tokens_per_s);
+        pace
+    }
+
+    /// The config has been edited; what was learned stays.
+    pub fn tell(&mut self, tokens_per_s: Option<f64>) {
+        self.told = tokens_per_s.filter(|speed| PLAUSIBLE.contains(speed));
     }
 
     pub fn learn(&mut self, line: &Line, tokens: f64, seconds: f64) {

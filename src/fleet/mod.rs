@@ -133,31 +133,44 @@ impl Fleet {
         self.membership.send_modify(|changes| *changes += 1);
     }
 
-    /// Makes `wanted` the fleet. Workers that stay keep their health, connections and beliefs; one whose settings differ is
-    /// a new one.
+    /// Makes `wanted` the fleet. Workers that stay keep their health, connections, counts and beliefs, whatever else of them
+    /// was edited.
     pub fn set_workers(&self, wanted: &[config::Worker]) {
         let _writing = self.writing.lock();
         let old = self.snapshot.load_full();
-        let mut known: HashMap<_, _> =
-            old.workers.iter().map(|worker| (&worker.config.url, worker)).collect();
+        let mut known: HashMap<_, _> = old.workers.iter().map(|worker| (&worker.url, worker)).collect();
         let mut workers = Vec::with_capacity(wanted.len());
         for config in wanted {
             match known.remove(&config.url) {
-                Some(worker) if worker.config == *config => workers.push(worker.clone()),
                 Some(worker) => {
-                    self.planner.remove_worker(worker.id);
-                    workers.push(self.join(config));
+                    self.edit(worker, config);
+                    workers.push(worker.clone());
                 }
                 None => workers.push(self.join(config)),
             }
         }
         for gone in known.into_values() {
-            tracing::info!(worker = %gone.config.url, "worker left");
+            tracing::info!(worker = %gone.url, "worker left");
             self.planner.remove_worker(gone.id);
         }
         self.snapshot.store(Arc::new(Snapshot::of(workers)));
         self.membership.send_modify(|changes| *changes += 1);
         self.capacity.notify_one();
+    }
+
+    fn edit(&self, worker: &Arc<Worker>, config: &config::Worker) {
+        let before = worker.reconfigure(config.clone());
+        if before == *config {
+            return;
+        }
+        tracing::info!(worker = %worker.url, "worker edited");
+        if before.capacity_tokens != config.capacity_tokens {
+            // Where neither says, the readers of the pages assume one.
+            self.planner.set_capacity(worker.id, scrape::told_capacity(worker));
+        }
+        if before.prefill_speed != config.prefill_speed {
+            self.planner.set_prefill_speed(worker.id, config.prefill_speed);
+        }
     }
 
     fn join(&self, config: &config::Worker) -> Arc<Worker> {
@@ -206,7 +219,7 @@ impl Fleet {
     pub fn forgot(&self, worker: &Worker, reason: Forgot, blocks: usize) {
         worker.metrics.truth.forgot(reason);
         let reason = crate::metrics::Label::as_str(reason);
-        tracing::warn!(worker = %worker.config.url, reason, blocks, "its cache is believed empty");
+        tracing::warn!(worker = %worker.url, reason, blocks, "its cache is believed empty");
     }
 
     /// Still the fleet's worker: its slot may have passed to another one since.
@@ -216,7 +229,7 @@ impl Fleet {
 
     fn record(&self, worker: &Worker, event: Event) {
         let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
-        let url = &worker.config.url;
+        let url = &worker.url;
         match now {
             Standing::Up => tracing::info!(worker = %url, "worker is up"),
             Standing::Out(reason) => {

@@ -66,7 +66,7 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
         if let Some(fault) = &fault
             && said.as_ref() != Some(fault)
         {
-            tracing::warn!(worker = %worker.config.url, path = settings.path, "health probe failed: {fault}");
+            tracing::warn!(worker = %worker.url, path = settings.path, "health probe failed: {fault}");
         }
         fleet.report(&worker, event);
         said = fault;

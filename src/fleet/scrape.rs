@@ -185,7 +185,7 @@ impl Fleet {
         let before = worker.engine.lock().outcome.replace(outcome);
         if before != Some(outcome) {
             // Said once for each new fault.
-            tracing::warn!(worker = %worker.config.url, "metrics page: {}", crate::metrics::Label::as_str(outcome));
+            tracing::warn!(worker = %worker.url, "metrics page: {}", crate::metrics::Label::as_str(outcome));
         }
         if outcome == Scraped::Refused {
             self.forget(worker, Forgot::Refused);
@@ -198,13 +198,13 @@ impl Fleet {
             return;
         }
         let CacheConfig { block_tokens, usable_tokens } = cache;
-        tracing::info!(worker = %worker.config.url, block_tokens, usable_tokens, "size of its KV cache");
+        tracing::info!(worker = %worker.url, block_tokens, usable_tokens, "size of its KV cache");
         self.planner.set_engine_block(worker.id, block_tokens);
-        match worker.config.capacity_tokens {
+        match worker.configured_capacity() {
             None => self.planner.set_capacity(worker.id, Some(usable_tokens)),
             Some(configured) if configured.abs_diff(usable_tokens) > usable_tokens / 10 => {
                 tracing::warn!(
-                    worker = %worker.config.url, configured, usable_tokens,
+                    worker = %worker.url, configured, usable_tokens,
                     "workers.static.capacity_tokens counts, but the worker says otherwise",
                 );
             }
@@ -271,9 +271,9 @@ impl Fleet {
 }
 
 /// The size of the worker's KV cache by the config, else by its own word.
-fn told_capacity(worker: &Worker) -> Option<u64> {
+pub(super) fn told_capacity(worker: &Worker) -> Option<u64> {
     let said = || worker.engine.lock().cache.map(|cache| cache.usable_tokens);
-    worker.config.capacity_tokens.or_else(said)
+    worker.configured_capacity().or_else(said)
 }
 
 /// Uncached tokens of a request, before any has come through here.

@@ -11,14 +11,16 @@ use super::activity::Activity;
 use super::connection::Pool;
 use super::health::{Event, Health, Reason, Standing};
 use super::scrape::Engine;
-use crate::config;
+use crate::config::{self, Origin};
 use crate::core::ids::{Time, WorkerId};
 use crate::metrics::{Label, Metrics, WorkerMetrics, WorkerState};
 
 /// A worker in the fleet. Dropped when it has left and its last request has ended, and with it its connections and series.
 pub struct Worker {
     pub id: WorkerId,
-    pub config: config::Worker,
+    pub url: Origin,
+    /// As the config has it now: all but the address can be edited.
+    config: Mutex<config::Worker>,
     /// What it is called by requests to it: its `Host`.
     pub authority: HeaderValue,
     pub pool: Pool,
@@ -54,8 +56,19 @@ impl Worker {
             open: Arc::default(),
             unreachable: watch::Sender::new(false),
             metrics,
-            config,
+            url: config.url.clone(),
+            config: Mutex::new(config),
         }
+    }
+
+    /// Size of its KV cache by the config.
+    pub(super) fn configured_capacity(&self) -> Option<u64> {
+        self.config.lock().capacity_tokens
+    }
+
+    /// Takes an edit of its settings; answers what they were.
+    pub(super) fn reconfigure(&self, config: config::Worker) -> config::Worker {
+        std::mem::replace(&mut *self.config.lock(), config)
     }
 
     /// Has fewer requests than `limit`.

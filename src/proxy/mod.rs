@@ -106,8 +106,9 @@ impl Proxy {
         })
     }
 
-    /// Puts `config` in force, as far as that goes without a restart.
-    pub fn reconfigure(&self, config: Config) {
+    /// Puts `config` in force, but for its mode, which is left as it is unless another `mode` is given. What is only read at
+    /// the start must not differ.
+    pub fn reconfigure(&self, config: Config, mode: Option<Mode>) {
         let old = self.config.load_full();
         if old.retries != config.retries {
             self.budget.store(Arc::new(budget(&config.retries)));
@@ -121,11 +122,11 @@ impl Proxy {
         if old.workers.fixed != config.workers.fixed {
             self.fleet.set_workers(&config.workers.fixed);
         }
-        self.metrics.set_mode(config.mode);
-        self.config.store(Arc::new(config));
+        self.config.rcu(|now| Config { mode: mode.unwrap_or(now.mode), ..config.clone() });
+        self.metrics.set_mode(self.config.load().mode);
     }
 
-    /// Switches the mode until the next switch or edit of the config file.
+    /// Switches the mode until the next switch, or edit of `mode` in the config file.
     pub fn set_mode(&self, mode: Mode) {
         self.config.rcu(|config| Config { mode, ..Config::clone(config) });
         self.metrics.set_mode(mode);

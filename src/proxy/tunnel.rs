@@ -26,7 +26,7 @@ impl Tunnelled {
         client.write_all(&worker.early).await?;
         worker.stream.write_all(&early).await?;
         let (up, down) = copy_bidirectional(&mut client, &mut worker.stream).await?;
-        tracing::debug!(worker = %placed.worker.config.url, up, down, "a tunnel has ended");
+        tracing::debug!(worker = %placed.worker.url, up, down, "a tunnel has ended");
         Ok(())
     }
 }

@@ -81,10 +81,10 @@ impl Upstream {
                     | ExchangeError::Unasked => (Event::Broke, FailureKind::BeforeHead),
                 };
                 proxy.fleet.exchange_failed(&worker, &cause);
-                (event, kind, ProxyError::Worker { worker: worker.config.url.to_string(), cause })
+                (event, kind, ProxyError::Worker { worker: worker.url.to_string(), cause })
             }
             Err(why) => {
-                let worker = worker.config.url.to_string();
+                let worker = worker.url.to_string();
                 (Event::Broke, FailureKind::Silent, ProxyError::GivenUp { worker, why })
             }
         };

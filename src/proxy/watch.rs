@@ -132,7 +132,7 @@ impl Watch {
     /// The answer has broken off.
     pub fn failed(&mut self, kind: FailureKind, why: &dyn fmt::Display, event: Event) {
         let worker = self.placed.worker.clone();
-        tracing::warn!(worker = %worker.config.url, "an answer broke off: {why}");
+        tracing::warn!(worker = %worker.url, "an answer broke off: {why}");
         worker.metrics.failed(kind);
         self.placed.report(event);
     }
