@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::JoinSet;
 
 use crate::app::{self, Ended};
@@ -58,6 +59,7 @@ const CUT: u8 = 3;
 /// # Errors
 /// With the message for the user.
 pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    raise_open_files();
     match cli.command {
         Command::Check { config } => {
             let yaml = Config::load(&config)?.to_yaml();
@@ -81,6 +83,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Serve { config: file } => {
             let (config, file) = Source::load(file)?;
             start_log(&config.log);
+            tell_open_files(config.limits.connections);
             let ended = runtime()?.block_on(async {
                 let stop = Stop::default();
                 stop.on_signals().context("signal handlers")?;
@@ -120,6 +123,28 @@ async fn start_proxy(config: Config) -> anyhow::Result<demo::Proxy> {
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot start")
+}
+
+/// Takes all the open files that the system allows: a connection at each side of a request needs one, and the usual soft
+/// limit of 1024 is there for programs that use `select`.
+fn raise_open_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Refused where the hard limit is no real one; what was allowed before is then still allowed.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// Says how many open files are allowed, and whether they are too few.
+fn tell_open_files(connections: usize) {
+    let wanted = (connections as u64).saturating_mul(2);
+    match getrlimit(Resource::Nofile).current {
+        Some(allowed) if allowed < wanted => tracing::warn!(
+            allowed,
+            wanted,
+            "too few open files are allowed for limits.connections and as many to the workers: raise ulimit -n"
+        ),
+        Some(allowed) => tracing::info!(allowed, "open files"),
+        None => {}
+    }
 }
 
 /// Starts the log on standard error.

@@ -66,11 +66,17 @@ impl Drop for Serving {
 
 impl Serving {
     fn start(engine: &FakeEngine, drain: &str) -> Serving {
+        Serving::limited(engine, &format!("drain: {drain}"), "-S -n 256")
+    }
+
+    /// With more lines of config, and started under the shell's `ulimit`.
+    fn limited(engine: &FakeEngine, more: &str, ulimit: &str) -> Serving {
         let config = file(&format!(
-            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: '{}'}}]}}\ndrain: {drain}\n",
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: '{}'}}]}}\n{more}\n",
             engine.url()
         ));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_warmroute")])
             .args(["serve", "--config", config.path().to_str().expect("a plain path")])
             .stderr(Stdio::piped())
             .spawn()
@@ -145,4 +151,45 @@ async fn a_second_signal_ends_at_once_and_says_so_in_the_exit_code() {
     warmroute::testing::until("readiness to go", leaving).await;
     serving.signal("INT");
     assert_eq!(serving.exit_code().await, Some(3));
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_limit_on_open_files_is_raised_as_far_as_it_goes() {
+    let engine = FakeEngine::start().await;
+    let serving = Serving::limited(&engine, "", "-S -n 64");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", serving.child.id())).expect("our child");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line for it");
+    let values: Vec<_> = line.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(values[0], values[1], "{line}");
+    assert_ne!(values[0], "64");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn out_of_open_files_is_no_fault_of_the_worker() {
+    const FILES: usize = 40;
+    let engine = FakeEngine::start().await;
+    let serving =
+        Serving::limited(&engine, "health: {interval: off}\nscrape: {interval: off}", &format!("-n {FILES}"));
+    let mut clients = Vec::new();
+    for _ in 0..FILES {
+        clients.push(Wire::connect(serving.clients).await);
+    }
+    let folder = format!("/proc/{}/fd", serving.child.id());
+    // What it has inherited may have numbers above the limit.
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<usize>().ok();
+    let all_taken = async || {
+        let open = std::fs::read_dir(&folder).expect("our child").filter_map(|entry| number(entry.ok()?));
+        open.filter(|number| *number < FILES).count() == FILES
+    };
+    warmroute::testing::until("all open files to be in use", all_taken).await;
+    for _ in 0..5 {
+        let answer = clients[0].get("/v1/models").await;
+        assert_eq!((answer.status(), engine.seen().len()), (503, 0), "{}", answer.text());
+    }
+    clients.truncate(1);
+    let served = async { while clients[0].get("/v1/models").await.status() != 200 {} };
+    soon("a file to be free again", served).await;
+    assert_eq!(engine.seen().len(), 1);
 }

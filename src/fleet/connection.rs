@@ -21,9 +21,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
+use rustix::io::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
 use crate::config::Origin;
@@ -40,12 +41,23 @@ const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Most that is read from a worker ahead of what its client takes, and the largest response head.
 const READ_AHEAD: usize = 64 << 10;
 
+/// What the system says when it has no socket, port or memory left for a connection.
+const OUT_OF_SOCKETS: [Errno; 5] =
+    [Errno::MFILE, Errno::NFILE, Errno::ADDRNOTAVAIL, Errno::NOBUFS, Errno::NOMEM];
+
+fn is_out_of_sockets(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| OUT_OF_SOCKETS.contains(&errno))
+}
+
 /// Why an exchange did not bring a response head.
 #[derive(Debug, Error)]
 pub enum ExchangeError {
     /// No connection could be opened: the worker has seen nothing of the request.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
+    /// This side has no socket left to connect with, which says nothing of the worker; it has seen nothing of the request.
+    #[error("no connection can be opened from here: {0}")]
+    Local(#[source] io::Error),
     /// A kept connection was closed by the worker before a byte of answer: it was idle for too long, and the request met
     /// its end.
     #[error("the kept connection was already closed: {0}")]
@@ -65,6 +77,15 @@ pub enum ExchangeError {
 }
 
 impl ExchangeError {
+    /// Why no connection was made.
+    fn of_connecting(error: io::Error) -> ExchangeError {
+        // A look-up of a name that finds no socket to ask with does not say why it failed.
+        let own = is_out_of_sockets(&error)
+            || (error.raw_os_error().is_none()
+                && TcpSocket::new_v4().is_err_and(|error| is_out_of_sockets(&error)));
+        if own { ExchangeError::Local(error) } else { ExchangeError::Connect(error) }
+    }
+
     /// Nobody listens at the worker's address.
     pub fn is_refused(&self) -> bool {
         matches!(self, ExchangeError::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused)
@@ -378,14 +399,14 @@ impl Pool {
     /// Sends `request` on a new connection.
     ///
     /// # Errors
-    /// [`ExchangeError::Connect`] and [`ExchangeError::Broken`].
+    /// [`ExchangeError::Connect`], [`ExchangeError::Local`] and [`ExchangeError::Broken`].
     pub async fn send_anew(
         &self,
         request: Outgoing,
         connect: Duration,
     ) -> Result<Response<Answer>, ExchangeError> {
         let opening = Connection::open(&self.shared.origin, connect, self.shared.open.clone());
-        let connection = opening.await.map_err(ExchangeError::Connect)?;
+        let connection = opening.await.map_err(ExchangeError::of_connecting)?;
         connection.exchange(self.clone(), request).await
     }
 

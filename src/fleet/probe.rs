@@ -52,23 +52,27 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
         let request = probe_request(&worker, &settings.path, key.as_ref());
         let asked = timeout(settings.timeout, worker.pool.send_anew(request, connect)).await;
         let (event, fault) = match asked {
-            Ok(Ok(response)) if response.status().is_success() => (Event::ProbePassed, None),
-            Ok(Ok(response)) => (Event::ProbeFailed, Some(format!("answered {}", response.status()))),
+            Ok(Ok(response)) if response.status().is_success() => (Some(Event::ProbePassed), None),
+            Ok(Ok(response)) => (Some(Event::ProbeFailed), Some(format!("answered {}", response.status()))),
+            // That says nothing of the worker.
+            Ok(Err(error @ ExchangeError::Local(_))) => (None, Some(error.to_string())),
             Ok(Err(error @ ExchangeError::Connect(_))) => {
                 fleet.exchange_failed(&worker, &error);
-                (Event::Unreachable, Some(error.to_string()))
+                (Some(Event::Unreachable), Some(error.to_string()))
             }
-            Ok(Err(error)) => (Event::ProbeFailed, Some(error.to_string())),
-            Err(_) => (Event::ProbeFailed, Some("did not answer in time".to_owned())),
+            Ok(Err(error)) => (Some(Event::ProbeFailed), Some(error.to_string())),
+            Err(_) => (Some(Event::ProbeFailed), Some("did not answer in time".to_owned())),
         };
-        refused = if event == Event::Unreachable { refused + 1 } else { 0 };
+        refused = if event == Some(Event::Unreachable) { refused + 1 } else { 0 };
         // Said once for each new fault, not at each probe.
         if let Some(fault) = &fault
             && said.as_ref() != Some(fault)
         {
             tracing::warn!(worker = %worker.url, path = settings.path, "health probe failed: {fault}");
         }
-        fleet.report(&worker, event);
+        if let Some(event) = event {
+            fleet.report(&worker, event);
+        }
         said = fault;
     }
 }

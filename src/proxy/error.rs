@@ -73,6 +73,9 @@ pub enum ProxyError {
     },
     #[error("worker {worker} was given up: {why}")]
     GivenUp { worker: String, why: GivenUp },
+    /// Out of sockets on this side; no worker is at fault.
+    #[error("worker {worker}: {cause}")]
+    NoSocket { worker: String, cause: ExchangeError },
     #[error("a fault of the proxy itself")]
     Internal,
 }
@@ -127,7 +130,7 @@ impl ProxyError {
                 "no_server_available",
                 "No inference server is available at the moment. Try again later.",
             ),
-            ProxyError::Full | ProxyError::Overloaded => {
+            ProxyError::Full | ProxyError::Overloaded | ProxyError::NoSocket { .. } => {
                 (Proxy, 503, Shed, "overloaded", "Too many requests are waiting. Try again later.")
             }
             ProxyError::Worker { .. } | ProxyError::GivenUp { why: GivenUp::Lost, .. } => (
@@ -159,7 +162,7 @@ impl ProxyError {
             ProxyError::Worker { cause, .. } => match cause {
                 ExchangeError::Connect(_) => true,
                 ExchangeError::Broken(_) | ExchangeError::Stale(_) | ExchangeError::Dying => repeatable,
-                ExchangeError::Nonsense(_) | ExchangeError::Unasked => false,
+                ExchangeError::Nonsense(_) | ExchangeError::Unasked | ExchangeError::Local(_) => false,
             },
             ProxyError::GivenUp { why: GivenUp::Lost, .. } => repeatable,
             _ => false,

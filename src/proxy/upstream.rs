@@ -47,7 +47,7 @@ impl Upstream {
     /// to have been closed is replaced by a new one; that says nothing of the worker.
     ///
     /// # Errors
-    /// [`ProxyError::Worker`] or [`ProxyError::GivenUp`]; the fleet has been told.
+    /// [`ProxyError::Worker`] or [`ProxyError::GivenUp`], of which the fleet has been told, and [`ProxyError::NoSocket`].
     pub async fn attempt(
         &self,
         proxy: &Arc<Proxy>,
@@ -71,9 +71,14 @@ impl Upstream {
                 }
                 return Ok((response, patience));
             }
+            Ok(Err(cause @ ExchangeError::Local(_))) => {
+                return Err(ProxyError::NoSocket { worker: worker.url.to_string(), cause });
+            }
             Ok(Err(cause)) => {
                 let (event, kind) = match cause {
-                    ExchangeError::Connect(_) => (Event::Unreachable, FailureKind::Connect),
+                    ExchangeError::Connect(_) | ExchangeError::Local(_) => {
+                        (Event::Unreachable, FailureKind::Connect)
+                    }
                     ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
                     ExchangeError::Stale(_)
                     | ExchangeError::Broken(_)
