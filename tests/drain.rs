@@ -109,3 +109,16 @@ async fn a_second_request_to_end_is_obeyed_at_once() {
     engine.abandoned(1).await;
     assert_eq!(router.ended().await, Ended::Cut);
 }
+
+#[tokio::test]
+async fn an_old_client_whose_answer_is_cut_by_the_deadline_is_told_so() {
+    let engine = FakeEngine::start().await;
+    let router = router(&engine, Duration::ZERO, Duration::from_millis(50)).await;
+    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+    let mut client = router.client().await;
+    client.send("POST /v1/chat/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}").await;
+    client.head().await.expect("a response");
+    router.stop.request();
+    assert!(client.rest().await.is_err(), "a close would look like the end");
+    assert_eq!(router.ended().await, Ended::Cut);
+}

@@ -421,6 +421,30 @@ async fn request_ids_are_passed_or_made_and_never_shared() {
 }
 
 #[tokio::test]
+async fn what_an_old_client_takes_for_the_end_is_never_a_broken_answer() {
+    let (engine, router) = fake().await;
+    let open_ended =
+        Step::send("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n");
+    let by_close = Step::send("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{\"a\":1}");
+    let ask = "GET /v1/models HTTP/1.0\r\n\r\n";
+
+    engine.next(vec![open_ended.clone(), Step::chunk("{\"a\":"), Step::Reset]);
+    let mut client = router.client().await;
+    client.send(ask).await;
+    let broken = client.rest().await.expect_err("a close would look like the end");
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+
+    engine.next(vec![open_ended.clone(), Step::chunk("{\"a\":"), Step::chunk("1}"), Step::last_chunk()]);
+    engine.next(vec![by_close, Step::Close]);
+    for _ in 0..2 {
+        let mut client = router.client().await;
+        client.send(ask).await;
+        let whole = String::from_utf8(client.rest().await.expect("a good end")).expect("text");
+        assert!(whole.ends_with("\r\n\r\n{\"a\":1}"), "{whole}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_ends_its_sending_side_counts_as_gone() {
     let (engine, router) = fake().await;
     let gate = Gate::default();

@@ -155,6 +155,31 @@ async fn a_body_of_images_of_fifty_megabytes_passes_whole() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_is_missed_though_bytes_of_its_stand_unread_behind_its_request() {
+    let first = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}";
+    let small = first.to_owned();
+    let large = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{}",
+        1 << 20,
+        "x".repeat(40_000)
+    );
+    for behind in [&small, &large, "\r\n"] {
+        for steps in [vec![Step::AwaitClose], vec![Step::stream_head(), Step::AwaitClose]] {
+            let engine = FakeEngine::start().await;
+            let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+            engine.next(steps);
+            let mut client = router.client().await;
+            client.send(format!("{first}{behind}")).await;
+            engine.saw(1).await;
+            drop(client);
+            engine.abandoned(1).await;
+            router.metric_is("warmroute_requests_in_flight", 0.0).await;
+            assert_eq!(engine.seen().len(), 1, "what stood behind was not begun");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_takes_its_request_off_the_worker() {
     let stalled_head = vec![Step::AwaitClose];
     let stalled_stream = vec![Step::stream_head(), Step::AwaitClose];

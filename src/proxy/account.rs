@@ -18,7 +18,7 @@ use super::error::ProxyError;
 use super::forward::Inbound;
 use super::relay::{Cut, ResponseBody};
 use super::route::Route;
-use super::{Client, Proxy};
+use super::{Busy, Client, Proxy};
 use crate::config::Mode;
 use crate::metrics::Outcome;
 
@@ -59,11 +59,17 @@ pub struct Accounted {
     status: StatusCode,
     /// `None` once the end has been told, or if the body was made here.
     account: Option<Account>,
+    _busy: Option<Busy>,
 }
 
 impl Accounted {
     pub fn whole(body: ResponseBody) -> Accounted {
-        Accounted { body, status: StatusCode::OK, account: None }
+        Accounted { body, status: StatusCode::OK, account: None, _busy: None }
+    }
+
+    /// Keeps the client busy until its end.
+    pub fn keeping(self, busy: Busy) -> Accounted {
+        Accounted { _busy: Some(busy), ..self }
     }
 
     fn end(&mut self, outcome: Outcome) {
@@ -163,7 +169,7 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
                 let status = response.status();
                 Ok(response.map(|body| {
                     let ended = body.is_end_stream();
-                    let mut body = Accounted { body, status, account };
+                    let mut body = Accounted { body, status, account, _busy: None };
                     if ended {
                         body.end(outcome_of(status));
                     }

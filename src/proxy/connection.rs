@@ -5,10 +5,12 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use http::Request;
+use http::{Request, Version};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -19,7 +21,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::ServiceExt;
 
-use super::{Client, Proxy, stack};
+use super::socket::{Remote, Socket};
+use super::{Busy, Client, Proxy, stack};
 use crate::config::Config;
 use crate::lifecycle::{Blocker, Phase};
 
@@ -50,24 +53,25 @@ pub async fn serve(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, _bloc
     let _open = Open::count(proxy.metrics.client_connections.clone());
     let config = proxy.config.load_full();
     let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
+    let (socket, remote) = Socket::new(stream);
     let spoken = tokio::select! {
-        spoken = timeout(head_time, speaks_http2(&stream)) => spoken,
+        spoken = timeout(head_time, speaks_http2(&socket)) => spoken,
         // Nothing was asked on it yet, so nothing is lost.
         () = proxy.drain.at_least(Phase::Draining) => return,
     };
     match spoken {
-        Ok(Ok(false)) => serve_http1(stream, peer, proxy, &config).await,
-        Ok(Ok(true)) => serve_http2(stream, peer, proxy, &config).await,
+        Ok(Ok(false)) => serve_http1(socket, remote, peer, proxy, &config).await,
+        Ok(Ok(true)) => serve_http2(socket, peer, proxy, &config).await,
         // It brought nothing in time, or ended.
         Ok(Err(_)) | Err(_) => {}
     }
 }
 
 /// Looks at the first bytes without taking them.
-async fn speaks_http2(stream: &TcpStream) -> std::io::Result<bool> {
+async fn speaks_http2(socket: &Socket) -> std::io::Result<bool> {
     let mut first = [0; PREFACE.len()];
     loop {
-        let seen = stream.peek(&mut first).await?;
+        let seen = socket.peek(&mut first).await?;
         if seen == 0 || first[..seen] != PREFACE[..seen] {
             return Ok(false);
         }
@@ -78,33 +82,52 @@ async fn speaks_http2(stream: &TcpStream) -> std::io::Result<bool> {
     }
 }
 
-async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
+async fn serve_http1(socket: Socket, remote: Remote, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
     let client = Arc::new(Client::new(peer));
     let stack = stack::stack(proxy.clone());
-    let asking = client.clone();
+    let (asking, asked) = (client.clone(), remote.clone());
     let service = service_fn(move |request: Request<Incoming>| {
-        stack.clone().oneshot((request, asking.clone())).map(stack::rendered)
+        let busy = Busy::begin(asking.clone());
+        let remote = (request.version() == Version::HTTP_10).then(|| asked.clone());
+        stack.clone().oneshot((request, asking.clone())).map(|answer| {
+            stack::rendered(answer).map(|response| {
+                if let Some(remote) = remote.filter(|_| response.body().size_hint().exact().is_none()) {
+                    remote.ends_by_close();
+                }
+                response.map(|body| body.keeping(busy))
+            })
+        })
     });
-    let mut connection = http1_builder(config).serve_connection(TokioIo::new(stream), service);
-    let result = tokio::select! {
-        result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
+    let mut connection = http1_builder(config).serve_connection(TokioIo::new(socket), service);
+    // While a request is under way hyper looks for the client's end only if nothing stands before it.
+    let mut left = pin!(remote.left());
+    let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| match connection
+        .poll_without_shutdown(cx)
+    {
+        Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
+        polled => polled.map(Ended::Served),
+    };
+    let ended = tokio::select! {
+        ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
         () = proxy.drain.at_least(Phase::Draining) => {
             std::pin::Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
-                result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => result,
+                ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
                 () = proxy.drain.at_least(Phase::Cut) => return,
             }
         }
     };
-    match result {
-        Ok(()) => {
+    match ended {
+        Ended::Left => tracing::debug!("client left with a request under way"),
+        Ended::Served(Ok(())) => {
+            remote.finished();
             let parts = connection.into_parts();
-            let stream = parts.io.into_inner();
+            let socket = parts.io.into_inner();
             let tunnel = client.tunnel.lock().take();
             match tunnel {
-                None => close(stream, Duration::ZERO).await,
+                None => close(socket, Duration::ZERO).await,
                 Some(tunnel) => tokio::select! {
-                    result = tunnel.join(stream, parts.read_buf) => {
+                    result = tunnel.join(socket, parts.read_buf) => {
                         if let Err(error) = result {
                             tracing::debug!("a tunnel broke: {error}");
                         }
@@ -113,7 +136,7 @@ async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, con
                 },
             }
         }
-        Err(error) => {
+        Ended::Served(Err(error)) => {
             tracing::debug!("client connection ended: {error}");
             if error.is_parse() {
                 // hyper has answered 400, 414 or 431: the client gets to read that before what it still sends turns into
@@ -122,6 +145,13 @@ async fn serve_http1(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, con
             }
         }
     }
+}
+
+/// How an HTTP/1 connection has ended.
+enum Ended {
+    Served(hyper::Result<()>),
+    /// The client was gone before its answer.
+    Left,
 }
 
 fn http1_builder(config: &Config) -> http1::Builder {
@@ -135,7 +165,7 @@ fn http1_builder(config: &Config) -> http1::Builder {
 }
 
 /// HTTP/2 without TLS, by prior knowledge.
-async fn serve_http2(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
+async fn serve_http2(socket: Socket, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
     let client = Arc::new(Client::new(peer));
     let stack = stack::stack(proxy.clone());
     let service = service_fn(move |request: Request<Incoming>| {
@@ -151,7 +181,7 @@ async fn serve_http2(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, con
         .max_header_list_size(u32::try_from(config.limits.head).unwrap_or(u32::MAX))
         .keep_alive_interval(config.timeouts.client_head)
         .keep_alive_timeout(PING_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
     let result = tokio::select! {
         result = connection.as_mut() => result,
         () = proxy.drain.at_least(Phase::Draining) => {
@@ -168,9 +198,9 @@ async fn serve_http2(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, con
 }
 
 /// Ends the sending side, and listens on for a while.
-async fn close(mut stream: TcpStream, linger: Duration) {
-    if stream.shutdown().await.is_ok() && !linger.is_zero() {
-        let mut rest = stream.take(LINGER_BYTES);
+async fn close(mut socket: Socket, linger: Duration) {
+    if socket.shutdown().await.is_ok() && !linger.is_zero() {
+        let mut rest = socket.take(LINGER_BYTES);
         let _ = timeout(linger, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     }
 }

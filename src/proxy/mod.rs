@@ -1,6 +1,6 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
-//! 1. [`server`] takes the connection, and [`connection`] has hyper read the head within its limits;
+//! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`] within its limits;
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
@@ -26,6 +26,7 @@ pub mod place;
 pub mod relay;
 pub mod route;
 pub mod server;
+pub mod socket;
 pub mod sse;
 pub mod stack;
 pub mod tunnel;
@@ -34,7 +35,7 @@ pub mod usage;
 pub mod watch;
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -140,11 +141,18 @@ pub struct Client {
     pinned: Mutex<Weak<Worker>>,
     /// What the connection becomes when the response under way is written.
     tunnel: Mutex<Option<Tunnelled>>,
+    /// A request is under way, where there is one at a time (HTTP/1).
+    busy: AtomicBool,
 }
 
 impl Client {
     pub fn new(peer: SocketAddr) -> Client {
-        Client { peer, pinned: Mutex::new(Weak::new()), tunnel: Mutex::new(None) }
+        Client {
+            peer,
+            pinned: Mutex::new(Weak::new()),
+            tunnel: Mutex::new(None),
+            busy: AtomicBool::new(false),
+        }
     }
 
     fn pinned(&self) -> Option<Arc<Worker>> {
@@ -157,5 +165,25 @@ impl Client {
 
     fn unpin(&self) {
         *self.pinned.lock() = Weak::new();
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+}
+
+/// A request of the client is under way for as long as this lives.
+pub struct Busy(Arc<Client>);
+
+impl Busy {
+    fn begin(client: Arc<Client>) -> Busy {
+        client.busy.store(true, Ordering::Relaxed);
+        Busy(client)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::Relaxed);
     }
 }

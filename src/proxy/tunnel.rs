@@ -5,9 +5,9 @@ use std::io;
 
 use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
-use tokio::net::TcpStream;
 
 use super::place::Placed;
+use super::socket::Socket;
 use crate::fleet::connection::Tunnel;
 
 /// A worker's side that waits for its client's, with the request's place at the worker.
@@ -21,7 +21,7 @@ impl Tunnelled {
     ///
     /// # Errors
     /// If either side breaks.
-    pub async fn join(self, mut client: TcpStream, early: Bytes) -> io::Result<()> {
+    pub async fn join(self, mut client: Socket, early: Bytes) -> io::Result<()> {
         let Tunnelled { mut worker, placed } = self;
         client.write_all(&worker.early).await?;
         worker.stream.write_all(&early).await?;

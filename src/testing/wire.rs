@@ -90,6 +90,23 @@ impl Wire {
         self.answer("GET").await.expect("an answer")
     }
 
+    /// Everything until the other side ends the connection.
+    ///
+    /// # Errors
+    /// If the connection was broken off instead.
+    pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
+        soon("the connection to end", async {
+            let mut all = Vec::new();
+            loop {
+                match self.reader.piece().await? {
+                    piece if piece.is_empty() => return Ok(all),
+                    piece => all.extend(piece),
+                }
+            }
+        })
+        .await
+    }
+
     /// Waits for the other side to end the connection.
     pub async fn ended(&mut self) {
         soon("the connection to end", self.reader.ended()).await;

@@ -1,0 +1,123 @@
+//! A client's socket, in two hands: HTTP reads and writes it by [`Socket`], while whoever serves the connection sees by
+//! [`Remote`] whether the client is still there, and has it told what a plain end of the connection could not.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// The side that reads and writes. Dropped, it closes the socket.
+pub struct Socket {
+    stream: Arc<TcpStream>,
+    unfinished: Arc<AtomicBool>,
+}
+
+/// The side that looks on.
+#[derive(Clone)]
+pub struct Remote {
+    stream: Arc<TcpStream>,
+    unfinished: Arc<AtomicBool>,
+}
+
+impl Socket {
+    pub fn new(stream: TcpStream) -> (Socket, Remote) {
+        let (stream, unfinished) = (Arc::new(stream), Arc::new(AtomicBool::new(false)));
+        let remote = Remote { stream: stream.clone(), unfinished: unfinished.clone() };
+        (Socket { stream, unfinished }, remote)
+    }
+
+    /// Reads without taking.
+    ///
+    /// # Errors
+    /// If the connection broke.
+    pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.peek(into).await
+    }
+}
+
+impl Remote {
+    /// Waits until the client has ended its side, even if bytes of its stand before that which nobody reads.
+    pub async fn left(&self) {
+        // Ready for "priority" is ready with urgent data, which no socket here waits for, or with the other side's end.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        if self.stream.ready(tokio::io::Interest::PRIORITY).await.is_ok_and(|ready| ready.is_read_closed()) {
+            return;
+        }
+        // Elsewhere only those who read notice.
+        std::future::pending().await
+    }
+
+    /// What is being sent ends with the connection (HTTP/1.0): until all of it is [`finished`](Remote::finished), a close is
+    /// a reset, which nobody takes for the end.
+    pub fn ends_by_close(&self) {
+        self.unfinished.store(true, Ordering::Release);
+    }
+
+    pub fn finished(&self) {
+        self.unfinished.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.unfinished.load(Ordering::Acquire) {
+            // If that fails the connection is broken already.
+            let _ = socket2::SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            match self.stream.try_read_buf(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+}
+
+impl Socket {
+    fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        send: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match send(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return Poll::Ready(sent),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send(cx, |stream| stream.try_write(buf))
+    }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_send(cx, |stream| stream.try_write_vectored(bufs))
+    }
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write))
+    }
+}
