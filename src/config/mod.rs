@@ -17,7 +17,9 @@ use thiserror::Error;
 use crate::core::blocks::HashKey;
 use crate::core::price::PriceSettings;
 
-pub use sections::{Cache, Drain, Health, Limits, Log, LogFormat, Random, Retries, Scrape, Timeouts};
+pub use sections::{
+    Cache, Drain, Feedback, Health, Limits, Log, LogFormat, Random, Retries, Scrape, Timeouts,
+};
 pub use worker::Origin;
 
 /// How requests are placed.
@@ -101,6 +103,7 @@ pub struct Config {
     pub workers: Workers,
     pub health: Health,
     pub scrape: Scrape,
+    pub feedback: Feedback,
     pub cache: Cache,
     #[serde(serialize_with = "sections::serialize_price")]
     pub price: PriceSettings,
@@ -130,6 +133,7 @@ impl Default for Config {
             workers: Workers::default(),
             health: Health::default(),
             scrape: Scrape::default(),
+            feedback: Feedback::default(),
             cache: Cache::default(),
             price: PriceSettings::default(),
             limits: Limits::default(),
@@ -210,6 +214,7 @@ impl Config {
             workers,
             health: raw.health,
             scrape: raw.scrape,
+            feedback: raw.feedback,
             cache: raw.cache,
             price: raw.price.into(),
             limits: raw.limits,

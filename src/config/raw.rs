@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::Price;
 use super::{
-    Cache, Config, Drain, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape, Timeouts, Worker,
-    scalar,
+    Cache, Config, Drain, Feedback, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape, Timeouts,
+    Worker, scalar,
 };
 
 /// The top level of the file.
@@ -28,6 +28,7 @@ pub struct Raw {
     pub workers: RawWorkers,
     pub health: Health,
     pub scrape: Scrape,
+    pub feedback: Feedback,
     pub cache: Cache,
     pub price: Price,
     pub limits: Limits,
@@ -48,6 +49,7 @@ impl Default for Raw {
             workers: RawWorkers::default(),
             health: config.health,
             scrape: config.scrape,
+            feedback: config.feedback,
             cache: config.cache,
             price: config.price.into(),
             limits: config.limits,

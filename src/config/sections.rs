@@ -110,6 +110,16 @@ fn probe_path<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Er
     })
 }
 
+/// What is learned from the workers' answers.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Feedback {
+    /// Streamed requests to `/v1/chat/completions` and `/v1/completions` whose client did not ask for `usage` are made to ask
+    /// for it, and the event that brings it is kept from the client. The one option that changes bytes of a body, so it is off
+    /// unless the operator says otherwise.
+    pub ask_for_usage: bool,
+}
+
 /// How prompts are cut into blocks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -7,9 +7,11 @@ use http::{Request, Response, StatusCode, header, response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::ask_usage::ask_for_usage;
 use super::error::ProxyError;
 use super::failover::{self, Answered};
 use super::headers::{self, UpstreamHead};
+use super::hide_usage::WithoutUsage;
 use super::patience::Limits;
 use super::place::Placed;
 use super::relay::{Dialect, Relay, ResponseBody};
@@ -43,10 +45,18 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let config = proxy.config.load_full();
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
-    let head = UpstreamHead::of(head, client.peer, rand::random())?;
-    let body = body::read(incoming, waits, config.limits.body, config.timeouts.client_body).await?;
+    let mut head = UpstreamHead::of(head, client.peer, rand::random())?;
+    let mut body = body::read(incoming, waits, config.limits.body, config.timeouts.client_body).await?;
 
     let asked = proxy.read_ask(endpoint, &body);
+    let added = endpoint.filter(|_| config.feedback.ask_for_usage && asked.ask.streams);
+    let added = added.and_then(|endpoint| ask_for_usage(endpoint, &body));
+    let hides = added.is_some();
+    if let Some(changed) = added {
+        // hyper says how long it is now.
+        head.headers.remove(header::CONTENT_LENGTH);
+        body = changed;
+    }
     let upstream = Upstream {
         repeatable: endpoint.is_some() || head.method.is_safe(),
         head,
@@ -66,9 +76,15 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
     }
     let watch = Watch::new(placed, asked, &head, arrived, proxy);
-    let dialect = is_event_stream(&head).then_some(Dialect(endpoint));
-    let relay = Relay::new(answer, patience, watch, dialect);
-    Ok(Response::from_parts(head, ResponseBody::Relayed(Box::new(relay))))
+    let streams = is_event_stream(&head);
+    let relay = Relay::new(answer, patience, watch, streams.then_some(Dialect(endpoint)));
+    let body = if hides && streams && head.status == StatusCode::OK {
+        head.headers.remove(header::CONTENT_LENGTH);
+        ResponseBody::WithoutUsage(Box::new(WithoutUsage::new(relay)))
+    } else {
+        ResponseBody::Relayed(Box::new(relay))
+    };
+    Ok(Response::from_parts(head, body))
 }
 
 /// The worker has switched protocols: leaves its socket for the client's connection to be joined with, once the head is

@@ -11,16 +11,19 @@
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
+//! With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
 //! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`].
 
 pub mod account;
 pub mod admission;
+pub mod ask_usage;
 pub mod body;
 pub mod connection;
 pub mod error;
 pub mod failover;
 pub mod forward;
 pub mod headers;
+pub mod hide_usage;
 pub mod patience;
 pub mod place;
 pub mod relay;

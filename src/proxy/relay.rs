@@ -14,6 +14,7 @@ use http_body_util::Full;
 use thiserror::Error;
 
 use super::error::stream_event;
+use super::hide_usage::WithoutUsage;
 use super::patience::{GivenUp, Patience};
 use super::watch::Watch;
 use crate::core::prompt::Endpoint;
@@ -36,6 +37,8 @@ pub enum ResponseBody {
     Whole(Full<Bytes>),
     /// Made by a worker.
     Relayed(Box<Relay>),
+    /// The same, without what the client did not ask for.
+    WithoutUsage(Box<WithoutUsage>),
 }
 
 impl ResponseBody {
@@ -45,7 +48,11 @@ impl ResponseBody {
 
     /// The answer had an end, but not the one that was asked for.
     pub fn has_failed(&self) -> bool {
-        matches!(self, ResponseBody::Relayed(relay) if relay.failed)
+        match self {
+            ResponseBody::Whole(_) => false,
+            ResponseBody::Relayed(relay) => relay.has_failed(),
+            ResponseBody::WithoutUsage(body) => body.has_failed(),
+        }
     }
 }
 
@@ -59,6 +66,7 @@ impl Body for ResponseBody {
                 .poll_frame(cx)
                 .map(|frame| frame.map(|frame| frame.map_err(|never: Infallible| match never {}))),
             ResponseBody::Relayed(relay) => relay.poll_frame(cx),
+            ResponseBody::WithoutUsage(body) => body.poll_frame(cx),
         }
     }
 
@@ -66,6 +74,7 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Whole(full) => full.is_end_stream(),
             ResponseBody::Relayed(relay) => relay.is_end_stream(),
+            ResponseBody::WithoutUsage(body) => body.is_end_stream(),
         }
     }
 
@@ -73,6 +82,7 @@ impl Body for ResponseBody {
         match self {
             ResponseBody::Whole(full) => full.size_hint(),
             ResponseBody::Relayed(relay) => relay.answer.size_hint(),
+            ResponseBody::WithoutUsage(_) => SizeHint::default(),
         }
     }
 }
@@ -109,7 +119,12 @@ impl Relay {
         Relay { answer, patience, watch, dialect, broken: None, failed: false }
     }
 
-    fn is_end_stream(&self) -> bool {
+    /// The answer had an end, but not the one that was asked for.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
         match self.broken {
             Some(Broken::Said) => true,
             Some(Broken::Cut(_)) => false,
@@ -117,7 +132,7 @@ impl Relay {
         }
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         match self.broken.take() {
             Some(Broken::Cut(why)) => return Poll::Ready(Some(Err(why))),
             Some(Broken::Said) => {
