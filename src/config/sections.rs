@@ -167,6 +167,8 @@ pub struct Price {
     #[serde(deserialize_with = "scalar::positive")]
     pub replicate_shares: f64,
     #[serde(deserialize_with = "scalar::not_negative")]
+    pub memory_weight: f64,
+    #[serde(deserialize_with = "scalar::not_negative")]
     pub ghost_weight: f64,
 }
 
@@ -185,6 +187,7 @@ impl From<PriceSettings> for Price {
             recent_weight,
             recent_cap,
             replicate_shares,
+            memory_weight,
             ghost_weight,
         } = settings;
         Price {
@@ -194,6 +197,7 @@ impl From<PriceSettings> for Price {
             recent_weight,
             recent_cap,
             replicate_shares,
+            memory_weight,
             ghost_weight,
         }
     }
@@ -208,6 +212,7 @@ impl From<Price> for PriceSettings {
             recent_weight,
             recent_cap,
             replicate_shares,
+            memory_weight,
             ghost_weight,
         } = price;
         PriceSettings {
@@ -217,6 +222,7 @@ impl From<Price> for PriceSettings {
             recent_weight,
             recent_cap,
             replicate_shares,
+            memory_weight,
             ghost_weight,
         }
     }

@@ -34,6 +34,8 @@ pub struct Booking {
     asked: f64,
     expected: f64,
     block_tokens: f64,
+    /// Nothing that was sent to the worker had to wait for memory when this request was.
+    roomy: bool,
     served: Option<(Served, Time)>,
     /// The latest time this booking has been told.
     at: Time,
@@ -53,9 +55,15 @@ impl Booking {
         let content_tokens = ask.chain.hashes.len() as u64 * u64::from(block_tokens);
         let guessed_tokens = (ask.prompt_tokens + ask.output_tokens).max(0.0) as u64;
         let filler = guessed_tokens.saturating_sub(content_tokens);
-        let claim = planner.with_cache(&slot, |cache, follow| {
-            cache.admit(&ask.chain.hashes, block_tokens, filler, era, follow)
+        let admitted = planner.with_cache(&slot, |cache, follow| {
+            let mut claim = cache.admit(&ask.chain.hashes, block_tokens, filler, era, follow);
+            if !ask.streams {
+                // Nobody will tell when it begins.
+                cache.start(&mut claim);
+            }
+            (claim, cache.is_roomy())
         });
+        let (claim, roomy) = admitted.unzip();
         Booking {
             planner,
             slot,
@@ -68,6 +76,7 @@ impl Booking {
             asked: ask.prompt_tokens,
             expected: terms.cached,
             block_tokens: ask.block_tokens,
+            roomy: roomy.unwrap_or(false),
             served: None,
             at: now,
         }
@@ -90,6 +99,9 @@ impl Booking {
             self.planner.table().load(&self.slot).and_then(|load| load.first_token(self.ticket, now));
         if let Some(served) = served {
             self.served = Some((served, now));
+        }
+        if let Some(claim) = &mut self.claim {
+            self.planner.with_cache(&self.slot, |cache, _| cache.start(claim));
         }
     }
 
@@ -148,7 +160,8 @@ impl Booking {
         let Some((served, first_token)) = self.served else { return };
         let mut table = self.planner.table();
         table.saw_decode(now - first_token);
-        if served.in_order && self.planner.learns_speed() {
+        // A wait for memory says nothing of the speed.
+        if served.in_order && self.roomy && self.planner.learns_speed() {
             table.saw_prefill(&self.slot, self.uncached, served.seconds);
         }
     }

@@ -23,6 +23,8 @@ struct Block {
     tokens: u16,
     /// [`FREED`] once the block is no longer held.
     pins: u16,
+    /// Of the pins, those of requests that have their memory for certain.
+    running: u16,
     /// Requests of late that used it.
     uses: Tally,
     run: u32,
@@ -55,6 +57,7 @@ pub struct Claim {
     matched: usize,
     reused: Reused,
     filler: u64,
+    running: bool,
     epoch: u64,
 }
 
@@ -104,6 +107,9 @@ pub struct Cache {
     newest: u32,
     /// Tokens of all blocks and fillers, pinned or not.
     held: u64,
+    /// Of these, those in use by requests in flight; and by those that are past their first token.
+    pinned: u64,
+    running: u64,
     /// The stamp of the newest run.
     stamp: u64,
     epoch: u64,
@@ -121,6 +127,8 @@ impl Cache {
             oldest: NONE,
             newest: NONE,
             held: 0,
+            pinned: 0,
+            running: 0,
             stamp: 0,
             epoch: 0,
         }
@@ -199,14 +207,75 @@ impl Cache {
         }
         self.make_room(filler, 0, witness);
         self.held += filler;
-        Claim { slots, matched, reused, filler, epoch: self.epoch }
+        self.pinned += filler;
+        Claim { slots, matched, reused, filler, running: false, epoch: self.epoch }
+    }
+
+    /// The request is past its first token: whatever it needs, the engine has given it.
+    pub fn start(&mut self, claim: &mut Claim) {
+        if claim.epoch != self.epoch || claim.running {
+            return;
+        }
+        claim.running = true;
+        self.running += claim.filler;
+        for &slot in &claim.slots {
+            let block = &mut self.blocks[slot as usize];
+            block.running += 1;
+            if block.running == 1 {
+                self.running += u64::from(block.tokens);
+            }
+        }
+    }
+
+    /// The claim no longer counts as in flight.
+    fn stop(&mut self, claim: &mut Claim) {
+        self.pinned -= claim.filler;
+        if !std::mem::take(&mut claim.running) {
+            return;
+        }
+        self.running -= claim.filler;
+        for &slot in &claim.slots {
+            let block = &mut self.blocks[slot as usize];
+            block.running -= 1;
+            if block.running == 0 {
+                self.running -= u64::from(block.tokens);
+            }
+        }
+    }
+
+    /// Whether all requests in flight fit at the same time, so that none has to wait for another's memory.
+    pub fn is_roomy(&self) -> bool {
+        self.bounds.tokens.is_none_or(|capacity| self.pinned <= capacity)
+    }
+
+    /// What a request for `chain` and `tokens` in all would lack of memory beside the running requests, as a share of what
+    /// these hold: so much of them has to end before it can begin. 0 to 1.
+    pub fn shortage(&self, chain: &[BlockHash], tokens: u64) -> f64 {
+        let Some(capacity) = self.bounds.tokens else { return 0.0 };
+        let lacking = (self.running + tokens).saturating_sub(capacity);
+        if lacking == 0 || self.running == 0 {
+            return 0.0;
+        }
+        let mut shared = 0;
+        let mut last = NONE;
+        for &hash in chain {
+            let slot = self.find_after(last, hash);
+            let Some(block) = slot.map(|slot| &self.blocks[slot as usize]).filter(|block| block.running > 0)
+            else {
+                break;
+            };
+            shared += u64::from(block.tokens);
+            last = slot.unwrap_or(NONE);
+        }
+        (lacking.saturating_sub(shared) as f64 / self.running as f64).min(1.0)
     }
 
     /// The request has ended; its blocks become the most recently used. `filler` corrects the guess made at admission.
-    pub fn release(&mut self, claim: Claim, filler: u64, witness: &mut impl Witness) {
+    pub fn release(&mut self, mut claim: Claim, filler: u64, witness: &mut impl Witness) {
         if claim.epoch != self.epoch {
             return;
         }
+        self.stop(&mut claim);
         self.held = self.held - claim.filler + filler;
         let mut run = Run { filler, older: NONE, newer: NONE, ..Run::default() };
         for &slot in &claim.slots {
@@ -227,6 +296,7 @@ impl Cache {
         if claim.epoch != self.epoch {
             return;
         }
+        self.stop(&mut claim);
         for &slot in claim.slots[claim.matched..].iter().rev() {
             if self.unpin(slot) {
                 self.remove(slot, witness);
@@ -307,11 +377,13 @@ impl Cache {
     }
 
     fn insert(&mut self, hash: BlockHash, tokens: u16) -> u32 {
-        let block = Block { hash, tokens, pins: 1, uses: Tally::default(), run: NONE, next: NONE };
+        let block =
+            Block { hash, tokens, pins: 1, running: 0, uses: Tally::default(), run: NONE, next: NONE };
         let slot = put(&mut self.blocks, &mut self.free_blocks, block);
         let blocks = &self.blocks;
         self.table.insert_unique(hash.0, slot, |&slot| blocks[slot as usize].hash.0);
         self.held += u64::from(tokens);
+        self.pinned += u64::from(tokens);
         slot
     }
 
@@ -329,6 +401,7 @@ impl Cache {
     fn pin(&mut self, slot: u32) {
         let block = &mut self.blocks[slot as usize];
         block.pins += 1;
+        self.pinned += if block.pins == 1 { u64::from(block.tokens) } else { 0 };
         let at = std::mem::replace(&mut block.run, NONE);
         if at == NONE {
             return;
@@ -348,6 +421,7 @@ impl Cache {
     fn unpin(&mut self, slot: u32) -> bool {
         let block = &mut self.blocks[slot as usize];
         block.pins -= 1;
+        self.pinned -= if block.pins == 0 { u64::from(block.tokens) } else { 0 };
         block.pins == 0
     }
 

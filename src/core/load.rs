@@ -29,6 +29,11 @@ struct Prefill {
 /// which worker becomes the home of how many long conversations.
 pub const RECENT_SECONDS: f64 = 180.0;
 
+/// How many times its expected time a prefill may take before it is taken to have not begun, and a prefill so short that
+/// its fixed part hides the rest.
+const OVERDUE: f64 = 1.25;
+const SHORT_TOKENS: f64 = 64.0;
+
 #[derive(Debug, Default)]
 pub struct Load {
     prefills: VecDeque<Prefill>,
@@ -57,10 +62,11 @@ impl Load {
     /// Uncached prompt tokens given to the worker and not prefilled by `now`.
     pub fn queue(&mut self, now: Time, tokens_per_s: f64) -> f64 {
         self.pass(now, tokens_per_s);
-        let served = self
-            .prefills
-            .front()
-            .map_or(0.0, |first| ((now - self.serving_since).max(0.0) * tokens_per_s).min(first.tokens));
+        let served = self.prefills.front().map_or(0.0, |first| {
+            let could = (now - self.serving_since).max(0.0) * tokens_per_s;
+            // Long overdue, it waits for memory or for others and has not begun.
+            if could > OVERDUE * first.tokens + SHORT_TOKENS { 0.0 } else { could.min(first.tokens) }
+        });
         (self.queued - served).max(0.0)
     }
 
@@ -207,7 +213,8 @@ mod tests {
         let a = load.book(1000.0, 1.0, true, Time(0.0));
         let b = load.book(500.0, 1.0, true, Time(0.0));
         assert_eq!(load.queue(Time(0.5), 1000.0), 1000.0, "half of the first is done");
-        assert_eq!(load.queue(Time(9.0), 1000.0), 500.0, "progress never goes past the prompt in service");
+        assert_eq!(load.queue(Time(1.2), 1000.0), 500.0, "progress never goes past the prompt in service");
+        assert_eq!(load.queue(Time(9.0), 1000.0), 1500.0, "long overdue, it has not begun");
         assert_eq!(load.first_token(a, Time(9.0)), Some(Served { seconds: 9.0, in_order: true }));
         assert_eq!(load.queue(Time(9.25), 1000.0), 250.0);
         load.end(a, Time(9.25));

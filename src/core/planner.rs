@@ -105,6 +105,10 @@ impl Table {
         };
     }
 
+    pub(super) fn decode_seconds(&self) -> f64 {
+        self.decode_seconds
+    }
+
     /// A prefill of `tokens` took the slot's worker so long.
     pub(super) fn saw_prefill(&mut self, slot: &Slot, tokens: f64, seconds: f64) {
         self.line.learn(tokens, seconds);

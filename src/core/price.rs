@@ -3,6 +3,7 @@
 //! ```text
 //! price = ( uncached - popular + weight / (1 + x) * queue + displacement * pushed - ghost * x / (1 + x) * ghost_tokens ) / speed
 //!         + min(recent_cap * prompt, recent * prompt * (recent(w) - least recent)) / speed
+//!         + memory / (1 + x) * shortage * mean generation
 //! x     = shortest queue of all workers in seconds / crowded_seconds        (0 while any worker is idle)
 //! ```
 //!
@@ -25,6 +26,8 @@ pub struct PriceSettings {
     pub recent_cap: f64,
     /// How many workers' shares of all requests a prefix may draw on one worker before another copy of it is free. 1 to 1,000.
     pub replicate_shares: f64,
+    /// What a second of waiting for the memory of running requests counts. 0 to 4.
+    pub memory_weight: f64,
     /// What a remembered home of an evicted prefix is worth, per token, when every worker queues. 0 to 1.
     pub ghost_weight: f64,
 }
@@ -38,6 +41,7 @@ impl Default for PriceSettings {
             recent_weight: 1.0,
             recent_cap: 0.3,
             replicate_shares: 1.75,
+            memory_weight: 1.0,
             ghost_weight: 0.8,
         }
     }
@@ -61,6 +65,8 @@ pub struct Terms {
     pub recent: f64,
     /// Prompt tokens that used to be there and are nowhere now.
     pub ghost: f64,
+    /// Seconds that the request would wait for the memory of running requests.
+    pub memory: f64,
     /// Tokens a second, learned or assumed.
     pub speed: f64,
     /// Requests open there.
@@ -87,7 +93,7 @@ impl PriceSettings {
             + self.displacement_weight * terms.pushed
             + terms.recent
             - self.ghost_weight * crowding / (1.0 + crowding) * terms.ghost;
-        tokens / terms.speed
+        tokens / terms.speed + self.memory_weight / (1.0 + crowding) * terms.memory
     }
 }
 
@@ -101,6 +107,13 @@ mod tests {
         let terms = Terms { uncached: 1000.0, queue: 2000.0, speed: 1000.0, ..Terms::default() };
         assert_eq!(price.seconds(&terms, price.crowding(0.0)), 2.0);
         assert_eq!(price.seconds(&terms, price.crowding(0.15)), 1.5);
+    }
+
+    #[test]
+    fn a_wait_for_memory_counts_less_when_every_worker_queues() {
+        let price = PriceSettings::default();
+        let terms = Terms { memory: 0.5, speed: 1000.0, ..Terms::default() };
+        assert_eq!((price.seconds(&terms, 0.0), price.seconds(&terms, 1.0)), (0.5, 0.25));
     }
 
     #[test]

@@ -28,9 +28,9 @@ const SURPLUS: f64 = 1.1;
 /// Recently used is what was used within this share of what blocks were found to survive.
 const RECENT: f64 = 0.5;
 const PROVEN_KEEP: f64 = 0.995;
-/// Blocks used so lately cannot have been evicted: so many requests that find nothing of them, and none that does, mean that
-/// the cache was emptied.
-const VANISHED: u32 = 3;
+/// Blocks used so lately can hardly have been evicted: requests that find nothing of them, and none that does, mean that the
+/// cache was emptied, as soon as they weigh so much together.
+const VANISHED: u32 = 6;
 
 /// What one answer showed. Tokens.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -147,11 +147,12 @@ impl Trust {
     pub fn learn(&mut self, sample: Sample, now: Time) -> Verdict {
         let Sample { prompt, believed, confirmed, block, held, .. } = sample;
         self.confirmed_at = Some(now);
-        if believed > 0.0 && self.has_vanished(&sample) {
+        let missed = self.missed(&sample);
+        if missed > 0 {
             if self.vanished == 0 {
                 self.vanished_at = sample.now;
             }
-            self.vanished += 1;
+            self.vanished += missed;
             if self.vanished >= VANISHED {
                 self.vanished = 0;
                 return Verdict::Emptied;
@@ -192,8 +193,14 @@ impl Trust {
         }
     }
 
-    fn has_vanished(&self, sample: &Sample) -> bool {
-        sample.confirmed == 0.0 && sample.believed > 2.0 * sample.block && sample.newer < RECENT * self.proven
+    /// How much it says for an emptied cache that the worker found nothing: 2 where the blocks were used so lately that they
+    /// cannot have been evicted, 1 where others were found after more use, 0 where they may have been.
+    fn missed(&self, sample: &Sample) -> u32 {
+        match sample {
+            _ if sample.confirmed > 0.0 || sample.believed <= 2.0 * sample.block => 0,
+            _ if sample.newer < RECENT * self.proven => 2,
+            _ => u32::from(sample.newer < self.proven),
+        }
     }
 
     fn shrink(&mut self, share: f64, held: f64) -> Verdict {
@@ -304,6 +311,18 @@ mod tests {
         assert_eq!(trust.capacity(), Some(9_344), "the capacity had no part in it");
         assert_eq!(trust.learn(gone, NOW), Verdict::Emptied);
         assert!(trust.credit() > 0.99);
+    }
+
+    #[test]
+    fn blocks_used_longer_ago_weigh_half_and_the_oldest_speak_of_the_capacity() {
+        let mut trust = Trust::new(Some(9_344));
+        trust.learn(sample(2000.0, 2000.0), NOW);
+        let older = Sample { newer: 6_000.0, ..sample(2000.0, 0.0) };
+        for _ in 0..5 {
+            assert_eq!(trust.learn(older, NOW), Verdict::Same);
+        }
+        assert_eq!(trust.learn(older, NOW), Verdict::Emptied);
+        assert_eq!(trust.learn(Sample { newer: 8_100.0, ..older }, NOW), Verdict::Resized);
     }
 
     #[test]

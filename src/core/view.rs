@@ -70,7 +70,7 @@ impl<'a> View<'a> {
             Policy::Random => ((random % self.slots.len() as u64) as usize, None),
             Policy::Kv => {
                 self.add_popular(planner, table.traffic);
-                self.cheapest(planner, random)
+                self.cheapest(planner, table.decode_seconds(), random)
             }
         };
         let chosen = &self.candidates[pick];
@@ -105,7 +105,7 @@ impl<'a> View<'a> {
 
     /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out only for those
     /// that could still win without it.
-    fn cheapest(&mut self, planner: &Planner, random: u64) -> (usize, Option<usize>) {
+    fn cheapest(&mut self, planner: &Planner, decode_seconds: f64, random: u64) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
         let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
         let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
@@ -118,7 +118,7 @@ impl<'a> View<'a> {
         }
         let all = 0..self.candidates.len();
         let mut best = all.clone().min_by(|&a, &b| self.compare(a, b, random)).unwrap_or(0);
-        self.add_displacement(best, price, crowding);
+        self.look_into(best, price, crowding, decode_seconds);
         let first = best;
         let mut left = MAX_DISPLACEMENTS;
         // Where more could win than are looked at, chance says who is: else low slots would be favoured.
@@ -131,7 +131,7 @@ impl<'a> View<'a> {
             if left == 0 {
                 break;
             }
-            self.add_displacement(at, price, crowding);
+            self.look_into(at, price, crowding, decode_seconds);
             if self.compare(at, best, random).is_lt() {
                 best = at;
             }
@@ -165,11 +165,17 @@ impl<'a> View<'a> {
         }
     }
 
-    fn add_displacement(&mut self, at: usize, price: &PriceSettings, crowding: f64) {
+    /// Adds what only the worker's cache tells: what the request would push out, and how long it would wait for memory.
+    fn look_into(&mut self, at: usize, price: &PriceSettings, crowding: f64, decode_seconds: f64) {
         let terms = &mut self.candidates[at].terms;
         let need = (terms.uncached + self.ask.output_tokens) as u64;
-        let cache = self.slots[at].cache.lock();
-        terms.pushed = cache.as_ref().map_or(0, |cache| cache.pushed_by(need)) as f64;
+        let guard = self.slots[at].cache.lock();
+        if let Some(cache) = guard.as_ref() {
+            terms.pushed = cache.pushed_by(need) as f64;
+            let whole = (self.ask.prompt_tokens + self.ask.output_tokens) as u64;
+            // Running requests end evenly over the time that one takes.
+            terms.memory = cache.shortage(&self.ask.chain.hashes, whole) * decode_seconds;
+        }
         terms.seconds = price.seconds(terms, crowding);
     }
 

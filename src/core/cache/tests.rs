@@ -1,6 +1,6 @@
 //! The cache against its slow, obvious twin under random operations, and the engine's documented behaviour case by case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -30,6 +30,7 @@ struct TwinClaim {
     hashes: Vec<u64>,
     matched: usize,
     filler: u64,
+    started: bool,
     epoch: u64,
 }
 
@@ -76,7 +77,7 @@ impl Twin {
         }
         self.make_room(filler, 0);
         self.pinned_filler += filler;
-        TwinClaim { hashes: chain.to_vec(), matched, filler, epoch: self.epoch }
+        TwinClaim { hashes: chain.to_vec(), matched, filler, started: false, epoch: self.epoch }
     }
 
     fn release(&mut self, claim: TwinClaim, filler: u64) {
@@ -128,11 +129,35 @@ impl Twin {
     }
 }
 
+/// Tokens in use by these requests, what they share counted once.
+fn in_use<'a>(claims: impl Iterator<Item = &'a TwinClaim>) -> (u64, BTreeSet<u64>) {
+    let (mut filler, mut blocks) = (0, BTreeSet::new());
+    for claim in claims {
+        filler += claim.filler;
+        blocks.extend(claim.hashes.iter().copied());
+    }
+    (filler + blocks.len() as u64 * u64::from(BLOCK), blocks)
+}
+
+/// What a request for `chain` and `tokens` in all lacks beside the running ones, as a share of what these hold.
+fn shortage<'a>(
+    running: impl Iterator<Item = &'a TwinClaim>,
+    chain: &[u64],
+    tokens: u64,
+    limit: Option<u64>,
+) -> f64 {
+    let (held, blocks) = in_use(running);
+    let shared = chain.iter().take_while(|hash| blocks.contains(hash)).count() as u64 * u64::from(BLOCK);
+    let lacking = (held + tokens).saturating_sub(limit.unwrap_or(u64::MAX)).saturating_sub(shared);
+    if held == 0 { 0.0 } else { (lacking as f64 / held as f64).min(1.0) }
+}
+
 const BLOCK: u16 = 16;
 
 #[derive(Clone, Debug)]
 enum Step {
     Admit { stem: u64, shared: usize, own: usize, filler: u64 },
+    Start { which: usize },
     End { which: usize, filler: u64 },
     Undo { which: usize },
     Clear,
@@ -143,6 +168,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (0..3u64, 0..6usize, 0..6usize, 0..80u64)
             .prop_map(|(stem, shared, own, filler)| Step::Admit { stem, shared, own, filler }),
+        4 => any::<usize>().prop_map(|which| Step::Start { which }),
         6 => (any::<usize>(), 0..80u64).prop_map(|(which, filler)| Step::End { which, filler }),
         2 => any::<usize>().prop_map(|which| Step::Undo { which }),
         1 => Just(Step::Clear),
@@ -180,6 +206,12 @@ proptest! {
                     prop_assert_eq!(claim.matched(), slow.matched);
                     open.push((claim, slow));
                 }
+                Step::Start { which } if !open.is_empty() => {
+                    let which = which % open.len();
+                    let (claim, slow) = &mut open[which];
+                    cache.start(claim);
+                    slow.started = true;
+                }
                 Step::End { which, filler } if !open.is_empty() => {
                     let (claim, slow) = open.swap_remove(which % open.len());
                     cache.release(claim, filler, &mut heard);
@@ -200,12 +232,19 @@ proptest! {
                     twin.bounds = bounds;
                     twin.make_room(0, 0);
                 }
-                Step::End { .. } | Step::Undo { .. } => {}
+                Step::Start { .. } | Step::End { .. } | Step::Undo { .. } => {}
             }
             prop_assert_eq!(cache.held_tokens(), twin.held());
             prop_assert_eq!(cache.len(), twin.pins.len());
             for need in [0, 16, 100, 1_000] {
                 prop_assert_eq!(cache.pushed_by(need), twin.pushed_by(need), "need {}", need);
+            }
+            let current = || open.iter().map(|(_, slow)| slow).filter(|slow| slow.epoch == twin.epoch);
+            let limit = twin.bounds.tokens;
+            prop_assert_eq!(cache.is_roomy(), limit.is_none_or(|limit| in_use(current()).0 <= limit));
+            for asked in [chain(0, 5, 0, 0), chain(1, 3, 4, serial as u64 / 4)] {
+                let running = current().filter(|slow| slow.started);
+                prop_assert_eq!(cache.shortage(&hashes(&asked), 100), shortage(running, &asked, 100, limit));
             }
             let mut told = BTreeMap::new();
             for &(stored, hash) in &heard.0 {
@@ -293,4 +332,24 @@ fn popular_is_what_enough_requests_of_late_have_used() {
     assert_eq!(cache.popular(&chain, 10.5, 0), 0);
     assert_eq!(cache.popular(&chain, 10.0, 1), 0, "an era later half of it is forgotten");
     assert_eq!(cache.popular(&chain, 5.0, 1), 20);
+}
+
+/// Four prompts of 10 blocks fit beside each other; what running requests share needs its room once.
+#[test]
+fn memory_is_short_only_beside_running_requests() {
+    let mut cache = cache(40 * 16);
+    let mut claims: Vec<Claim> =
+        (0..4).map(|of| cache.admit(&prefix(of, 10), BLOCK, 0, 0, &mut Heard::default())).collect();
+    assert_eq!(cache.shortage(&prefix(9, 10), 160), 0.0, "those that wait hold nothing yet");
+    claims.iter_mut().for_each(|claim| cache.start(claim));
+    assert_eq!(cache.shortage(&prefix(9, 10), 160), 0.25, "one of the four has to end");
+    assert_eq!(cache.shortage(&prefix(0, 10), 160), 0.0, "a running one holds all of it");
+    assert_eq!(cache.shortage(&prefix(0, 10), 176), 0.025, "but for one block more");
+    assert!(cache.is_roomy());
+    let more = cache.admit(&prefix(9, 1), BLOCK, 0, 0, &mut Heard::default());
+    assert!(!cache.is_roomy());
+    for claim in claims.into_iter().chain([more]) {
+        cache.release(claim, 0, &mut Heard::default());
+    }
+    assert_eq!((cache.shortage(&prefix(9, 10), 160), cache.is_roomy()), (0.0, true));
 }
