@@ -137,6 +137,7 @@ async fn tick(proxy: Arc<Proxy>) {
         ticks.tick().await;
         let pool_idle = proxy.config.load().timeouts.pool_idle;
         proxy.fleet.tick(pool_idle);
+        proxy.complaints.tell();
     }
 }
 

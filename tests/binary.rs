@@ -2,6 +2,9 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use warmroute::testing::{FakeEngine, Gate, Step, Wire, soon};
 
@@ -55,6 +58,7 @@ struct Serving {
     child: Child,
     clients: std::net::SocketAddr,
     admin: std::net::SocketAddr,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Drop for Serving {
@@ -66,14 +70,15 @@ impl Drop for Serving {
 
 impl Serving {
     fn start(engine: &FakeEngine, drain: &str) -> Serving {
-        Serving::limited(engine, &format!("drain: {drain}"), "-S -n 256")
+        Serving::limited(&[engine], &format!("drain: {drain}"), "-S -n 256")
     }
 
     /// With more lines of config, and started under the shell's `ulimit`.
-    fn limited(engine: &FakeEngine, more: &str, ulimit: &str) -> Serving {
+    fn limited(engines: &[&FakeEngine], more: &str, ulimit: &str) -> Serving {
+        let urls: Vec<_> = engines.iter().map(|engine| format!("{{url: '{}'}}", engine.url())).collect();
         let config = file(&format!(
-            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: '{}'}}]}}\n{more}\n",
-            engine.url()
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{}]}}\n{more}\n",
+            urls.join(", ")
         ));
         let mut child = Command::new("sh")
             .args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_warmroute")])
@@ -89,9 +94,16 @@ impl Serving {
             text.expect(key).parse().expect("an address")
         };
         let (clients, admin) = (address("clients="), address("admin="));
-        // Its log must be read on, or it stops at a full pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        Serving { child, clients, admin }
+        let log = Arc::new(Mutex::new(Vec::new()));
+        std::thread::spawn({
+            let log = log.clone();
+            move || lines.for_each(|line| log.lock().push(line))
+        });
+        Serving { child, clients, admin, log }
+    }
+
+    fn logged(&self, words: &str) -> Vec<String> {
+        self.log.lock().iter().filter(|line| line.contains(words)).cloned().collect()
     }
 
     fn signal(&self, name: &str) {
@@ -157,7 +169,7 @@ async fn a_second_signal_ends_at_once_and_says_so_in_the_exit_code() {
 #[tokio::test]
 async fn the_limit_on_open_files_is_raised_as_far_as_it_goes() {
     let engine = FakeEngine::start().await;
-    let serving = Serving::limited(&engine, "", "-S -n 64");
+    let serving = Serving::limited(&[&engine], "", "-S -n 64");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", serving.child.id())).expect("our child");
     let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line for it");
     let values: Vec<_> = line.split_whitespace().skip(3).take(2).collect();
@@ -170,8 +182,11 @@ async fn the_limit_on_open_files_is_raised_as_far_as_it_goes() {
 async fn out_of_open_files_is_no_fault_of_the_worker() {
     const FILES: usize = 40;
     let engine = FakeEngine::start().await;
-    let serving =
-        Serving::limited(&engine, "health: {interval: off}\nscrape: {interval: off}", &format!("-n {FILES}"));
+    let serving = Serving::limited(
+        &[&engine],
+        "health: {interval: off}\nscrape: {interval: off}",
+        &format!("-n {FILES}"),
+    );
     let mut clients = Vec::new();
     for _ in 0..FILES {
         clients.push(Wire::connect(serving.clients).await);
@@ -192,4 +207,49 @@ async fn out_of_open_files_is_no_fault_of_the_worker() {
     let served = async { while clients[0].get("/v1/models").await.status() != 200 {} };
     soon("a file to be free again", served).await;
     assert_eq!(engine.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn what_fails_for_everybody_is_told_once_and_then_counted() {
+    const WORDS: &str = "request not served: no worker can take the request";
+    let mut engine = FakeEngine::start().await;
+    let serving = Serving::start(&engine, "{announce: 0s}");
+    serving.ready().await;
+    engine.kill().await;
+    let mut client = Wire::connect(serving.clients).await;
+    let down = async || client.get("/v1/models").await.text().contains("no_server_available");
+    warmroute::testing::until("the worker to be out", down).await;
+    for _ in 0..200 {
+        assert_eq!(client.get("/v1/models").await.status(), 503);
+    }
+    assert_eq!(serving.logged(WORDS).len(), 1, "{:?}", serving.logged(WORDS));
+    let again = |line: &String| line.split("again=").nth(1)?.parse::<u64>().ok();
+    let told = async || serving.logged(WORDS).iter().filter_map(again).sum::<u64>() == 200;
+    warmroute::testing::until("the others to be told", told).await;
+    assert!(serving.logged(WORDS).len() < 10, "{:?}", serving.logged(WORDS));
+}
+
+#[tokio::test]
+async fn a_request_that_another_worker_answered_is_not_logged_as_failed() {
+    let mut dead = FakeEngine::start().await;
+    let engine = FakeEngine::start().await;
+    let config = "mode: random\nrandom: {draw: request}\nhealth: {interval: off}\nscrape: {interval: off}\nretries: {attempts: 3}";
+    let serving = Serving::limited(&[&dead, &engine], config, "-S -n 256");
+    dead.kill().await;
+    let mut client = Wire::connect(serving.clients).await;
+    let page = async || Wire::connect(serving.admin).await.get("/metrics").await.text();
+    let retried = async || {
+        assert_eq!(client.get("/v1/models").await.status(), 200);
+        page().await.lines().any(|line| {
+            line.starts_with(r#"warmroute_retries_total{cause="connect"}"#) && !line.ends_with(" 0")
+        })
+    };
+    warmroute::testing::until("a request to be retried", retried).await;
+    // Told after the retries, so that what was logged of them is here.
+    let out = async || {
+        assert_eq!(client.get("/v1/models").await.status(), 200);
+        !serving.logged("worker is out").is_empty()
+    };
+    warmroute::testing::until("the dead worker to be out", out).await;
+    assert!(serving.logged("request failed").is_empty(), "{:?}", serving.logged("request failed"));
 }

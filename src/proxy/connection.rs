@@ -86,11 +86,13 @@ async fn serve_http1(socket: Socket, remote: Remote, peer: SocketAddr, proxy: Ar
     let client = Arc::new(Client::new(peer));
     let stack = stack::stack(proxy.clone());
     let (asking, asked) = (client.clone(), remote.clone());
+    let serving = proxy.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let busy = Busy::begin(asking.clone());
         let remote = (request.version() == Version::HTTP_10).then(|| asked.clone());
-        stack.clone().oneshot((request, asking.clone())).map(|answer| {
-            stack::rendered(answer).map(|response| {
+        let proxy = serving.clone();
+        stack.clone().oneshot((request, asking.clone())).map(move |answer| {
+            stack::rendered(answer, &proxy).map(|response| {
                 if let Some(remote) = remote.filter(|_| response.body().size_hint().exact().is_none()) {
                     remote.ends_by_close();
                 }
@@ -168,8 +170,10 @@ fn http1_builder(config: &Config) -> http1::Builder {
 async fn serve_http2(socket: Socket, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
     let client = Arc::new(Client::new(peer));
     let stack = stack::stack(proxy.clone());
+    let serving = proxy.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        stack.clone().oneshot((request, client.clone())).map(stack::rendered)
+        let proxy = serving.clone();
+        stack.clone().oneshot((request, client.clone())).map(move |answer| stack::rendered(answer, &proxy))
     });
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder

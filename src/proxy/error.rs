@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 use thiserror::Error;
 
+use super::complaints::Complaints;
 use super::patience::GivenUp;
 use super::relay::ResponseBody;
 use crate::core::prompt::Endpoint;
@@ -184,12 +185,24 @@ impl ProxyError {
         response
     }
 
-    /// One line in the log, at the level that the fault deserves.
-    pub fn log(&self) {
-        match self.facts().origin {
+    /// Tells the log, at the level that the fault deserves.
+    pub fn log(&self, complaints: &Complaints) {
+        let Facts { origin, code, .. } = self.facts();
+        match origin {
             Origin::Client => tracing::debug!("request refused: {self}"),
-            Origin::Worker => tracing::warn!("request failed: {self}"),
-            Origin::Proxy => tracing::warn!("request not served: {self}"),
+            Origin::Worker => complaints.warn(code, self.worker(), &format_args!("request failed: {self}")),
+            Origin::Proxy => {
+                complaints.warn(code, self.worker(), &format_args!("request not served: {self}"))
+            }
+        }
+    }
+
+    fn worker(&self) -> &str {
+        match self {
+            ProxyError::Worker { worker, .. }
+            | ProxyError::GivenUp { worker, .. }
+            | ProxyError::NoSocket { worker, .. } => worker,
+            _ => "",
         }
     }
 }

@@ -58,7 +58,8 @@ pub async fn send(
             proxy.metrics.retries_denied.inc();
             return Err(error);
         }
-        error.log();
+        // Not a failed request yet.
+        tracing::debug!("another worker is asked: {error}");
         proxy.metrics.retries.inc(match error {
             ProxyError::Worker { cause: ExchangeError::Connect(_), .. } => Retry::Connect,
             _ => Retry::Broken,

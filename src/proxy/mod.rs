@@ -12,12 +12,14 @@
 //!    the planner.
 //!
 //! With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
-//! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`].
+//! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`],
+//! and [`complaints`] keeps the log short where it goes wrong for many.
 
 pub mod account;
 pub mod admission;
 pub mod ask_usage;
 pub mod body;
+pub mod complaints;
 pub mod connection;
 pub mod error;
 pub mod failover;
@@ -54,6 +56,7 @@ use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
 use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
+use complaints::Complaints;
 use tunnel::Tunnelled;
 
 /// What a request needs on its way: made once, shared by all.
@@ -69,6 +72,7 @@ pub struct Proxy {
     pub block_bytes: usize,
     pub clock: Clock,
     pub drain: Drain,
+    pub complaints: Complaints,
     budget: ArcSwap<TpsBudget>,
     /// Requests that have a place at any worker.
     open: Arc<AtomicUsize>,
@@ -101,6 +105,7 @@ impl Proxy {
             config: ArcSwap::from_pointee(config),
             open: Arc::default(),
             turn: tokio::sync::Mutex::default(),
+            complaints: Complaints::default(),
             fleet,
             planner,
             metrics,

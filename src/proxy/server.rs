@@ -36,7 +36,7 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
                 });
             }
             Err(error) => {
-                tracing::warn!("no connection could be taken: {error}");
+                proxy.complaints.warn("accept", "", &format_args!("no connection could be taken: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -48,9 +48,12 @@ fn panicked(panic: Box<dyn Any + Send>) -> Answered {
 
 /// Turns whatever went wrong into a response, at this one place: an error handed to hyper would close the connection
 /// without a word.
-pub fn rendered(answer: Result<Response<Accounted>, ProxyError>) -> Result<Response<Accounted>, Infallible> {
+pub fn rendered(
+    answer: Result<Response<Accounted>, ProxyError>,
+    proxy: &Proxy,
+) -> Result<Response<Accounted>, Infallible> {
     Ok(answer.unwrap_or_else(|error| {
-        error.log();
+        error.log(&proxy.complaints);
         error.render().map(Accounted::whole)
     }))
 }

@@ -132,7 +132,9 @@ impl Watch {
     /// The answer has broken off.
     pub fn failed(&mut self, kind: FailureKind, why: &dyn fmt::Display, event: Event) {
         let worker = self.placed.worker.clone();
-        tracing::warn!(worker = %worker.url, "an answer broke off: {why}");
+        let url = worker.url.to_string();
+        let message = format_args!("an answer of worker {url} broke off: {why}");
+        self.proxy.complaints.warn("broke_off", &url, &message);
         worker.metrics.failed(kind);
         self.placed.report(event);
     }
