@@ -350,6 +350,7 @@ pub struct Metrics {
     pub in_flight: IntGauge,
     /// Requests that wait for a place at a worker.
     pub queued: IntGauge,
+    pub body_bytes: IntGauge,
     pub client_connections: IntGauge,
     /// Seconds from the request's arrival to the first data of a streamed answer.
     ttft: [Histogram; 2],
@@ -439,6 +440,7 @@ impl Metrics {
             requests,
             in_flight: gauge("warmroute_requests_in_flight", "Requests that have come and not ended."),
             queued: gauge("warmroute_requests_queued", "Requests that wait for a place at a worker."),
+            body_bytes: gauge("warmroute_request_body_bytes", "Bytes of request bodies that are held."),
             client_connections: gauge("warmroute_client_connections", "Open client connections."),
             ttft: [Predicted::Hit, Predicted::Miss].map(|label| ttft.with_label_values(&[label.as_str()])),
             decision: histogram(

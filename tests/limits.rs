@@ -194,3 +194,70 @@ async fn connections_that_bring_no_head_are_closed_in_time() {
     let all_closed = async || router.metric("warmroute_client_connections").await == 0.0;
     until("all to be closed", all_closed).await;
 }
+
+#[tokio::test]
+async fn bodies_together_have_a_bound_and_give_their_room_back() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| {
+        (config.limits.body, config.limits.bodies) = (1 << 20, 1 << 20);
+    })
+    .await;
+    let large = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(700_000));
+    let gate = Gate::default();
+    engine.next(held(&gate));
+    let mut first = router.client().await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", large.len());
+    first.send([head.as_bytes(), large.as_bytes()].concat()).await;
+    engine.saw(1).await;
+    router.metric_is("warmroute_request_body_bytes", large.len() as f64).await;
+    // One that is refused is told while it sends, and whatever its length was promised to be.
+    let mut chunked = router.client().await;
+    chunked.send(format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")).await;
+    chunked.send(format!("{:x}\r\n{large}\r\n", large.len())).await;
+    for refused in
+        [router.client().await.post(CHAT, &large).await, chunked.answer("POST").await.expect("one")]
+    {
+        assert_eq!((refused.status(), refused.head.get("retry-after")), (503, Some("1")));
+        assert!(refused.text().contains(r#""code":"overloaded""#), "{}", refused.text());
+    }
+    assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 200, "a small one has room");
+    // A promise takes none.
+    let mut promises = Vec::new();
+    for _ in 0..10 {
+        let mut client = router.client().await;
+        client.send(format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n{{")).await;
+        promises.push(client);
+    }
+    assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 200);
+    drop((promises, chunked));
+    gate.open();
+    assert_eq!(first.answer("POST").await.expect("an answer").status(), 200);
+    router.metric_is("warmroute_request_body_bytes", 0.0).await;
+    assert_eq!(router.client().await.post(CHAT, &large).await.status(), 200);
+    assert!(engine.seen().last().expect("a request").body == large.as_bytes());
+}
+
+#[tokio::test]
+async fn large_prompts_are_read_apart_from_the_others() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |_| {}).await;
+    let large = format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(8 << 20));
+    let mut sent = router.client().await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n", large.len());
+    sent.send([head.as_bytes(), large.as_bytes()].concat()).await;
+    // This runtime has one thread: were the prompt read on it, nothing else would move between its last byte and its worker.
+    let mut between = router.client().await;
+    let placed = router.proxy.fleet.snapshot().workers[0].metrics.requests.clone();
+    let (mut small, mut meanwhile) = (0, 0);
+    while placed.get() == small {
+        assert_eq!(between.post(CHAT, BODY).await.status(), 200);
+        small += 1;
+        let whole = router.proxy.metrics.body_bytes.get() >= large.len() as i64;
+        meanwhile += u64::from(whole && placed.get() == small);
+    }
+    assert!(meanwhile > 0, "nothing moved while it was read");
+    assert_eq!(sent.answer("POST").await.expect("an answer").status(), 200);
+    let last = engine.seen();
+    assert!(last.iter().any(|seen| seen.body == large.as_bytes()));
+    assert!(router.proxy.planner.believed_blocks() > 8 << 10, "its prefix is known all the same");
+}

@@ -21,6 +21,7 @@ const NAMES: &[&str] = &[
     "warmroute_prompt_tokens_total",
     "warmroute_requests_in_flight",
     "warmroute_requests_queued",
+    "warmroute_request_body_bytes",
     "warmroute_requests_total",
     "warmroute_retries_denied_total",
     "warmroute_retries_total",

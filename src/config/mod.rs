@@ -206,6 +206,12 @@ impl Config {
                 Some(HashKey(blake3::derive_key("warmroute 2026 prompt block hash key", secret.as_bytes())))
             }
         };
+        if raw.limits.bodies < raw.limits.body {
+            return Err(
+                "limits.bodies: must be at least limits.body, or the largest bodies would never pass"
+                    .to_owned(),
+            );
+        }
         Ok(Config {
             listen: raw.listen,
             admin: raw.admin,

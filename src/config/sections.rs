@@ -239,6 +239,10 @@ pub struct Limits {
     /// Largest request body; above it the answer is 413.
     #[serde(with = "scalar::size")]
     pub body: usize,
+    /// All request bodies that are held at once, each until its worker has answered; what would be more is answered 503 with
+    /// `Retry-After`.
+    #[serde(with = "scalar::size")]
+    pub bodies: usize,
     /// Largest request head; above it the answer is 431.
     #[serde(with = "scalar::size")]
     pub head: usize,
@@ -261,6 +265,8 @@ impl Default for Limits {
         Limits {
             // vLLM has no limit of its own; a request with several base64 images passes 64 MiB.
             body: 128 << 20,
+            // Half of what deploy/warmroute.yaml gives the process; a body of a long prompt has a few hundred kilobytes.
+            bodies: 512 << 20,
             head: 64 << 10,
             connections: 16_384,
             // A Service has no such limits, and vLLM queues by itself.

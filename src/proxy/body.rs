@@ -1,4 +1,5 @@
-//! Reads a request body under its cap. The bytes that are read here are the bytes that are sent on.
+//! Reads a request body under its cap, and under the one that all bodies have together. The bytes that are read here are the
+//! bytes that are sent on.
 
 use std::time::Duration;
 
@@ -6,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use prometheus::IntGauge;
 use tokio::time::timeout;
 
 use super::error::ProxyError;
@@ -15,17 +17,56 @@ const FIRST_ROOM: usize = 1 << 20;
 /// How long the rest of a refused body is read and thrown away, so that the client gets to read why instead of a reset.
 const LINGER: Duration = Duration::from_secs(10);
 
+/// The limits on bodies.
+pub struct Caps {
+    /// Of one.
+    pub each: usize,
+    /// Of all that are held at once.
+    pub all: usize,
+    /// Between two pieces.
+    pub idle: Option<Duration>,
+}
+
+/// Counts the bytes of a body for as long as they are held.
+#[derive(Debug)]
+pub struct Held {
+    all: IntGauge,
+    bytes: i64,
+}
+
+impl Held {
+    pub fn none(all: &IntGauge) -> Held {
+        Held { all: all.clone(), bytes: 0 }
+    }
+
+    /// Counts more bytes, if all that are held then are no more than `most`. What came, not what was promised: a promise
+    /// takes no memory.
+    fn grow(&mut self, more: usize, most: usize) -> bool {
+        let more = i64::try_from(more).unwrap_or(i64::MAX);
+        self.all.add(more);
+        self.bytes += more;
+        usize::try_from(self.all.get()).is_ok_and(|held| held <= most)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.sub(self.bytes);
+    }
+}
+
 /// Reads the whole body. One that came in a single piece is not copied. A client that `waits` (`Expect: 100-continue`) is
 /// told to go on by the first read.
 ///
 /// # Errors
-/// Larger than `limit`, or promised to be; no byte for `idle`; or the client left.
+/// Larger than its cap, or promised to be; no room left for all; no byte for too long; or the client left.
 pub async fn read(
     mut body: Incoming,
     waits: bool,
-    limit: usize,
-    idle: Option<Duration>,
+    caps: &Caps,
+    held: &mut Held,
 ) -> Result<Bytes, ProxyError> {
+    let &Caps { each: limit, all, idle } = caps;
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
@@ -36,6 +77,7 @@ pub async fn read(
         }
         return Err(ProxyError::BodyTooLarge { limit });
     }
+    let promised = usize::try_from(promised).unwrap_or(limit);
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     while let Some(piece) = next_piece(&mut body, idle).await? {
@@ -43,14 +85,20 @@ pub async fn read(
             linger(body, limit);
             return Err(ProxyError::BodyTooLarge { limit });
         }
+        if !held.grow(piece.len(), all) {
+            linger(body, limit);
+            return Err(ProxyError::NoRoom { limit: all });
+        }
         if first.is_empty() && rest.is_empty() {
             first = piece;
             continue;
         }
         if rest.is_empty() {
-            let promised = usize::try_from(promised).unwrap_or(limit);
             rest.reserve(promised.min(FIRST_ROOM).max(first.len() + piece.len()));
             rest.extend_from_slice(&std::mem::take(&mut first));
+        } else if rest.capacity() < promised && rest.len() + piece.len() > rest.capacity() {
+            // So much has come that the promise can be trusted; grown by doubling, it would be copied and held in part twice.
+            rest.reserve(promised - rest.len());
         }
         rest.extend_from_slice(&piece);
     }

@@ -64,6 +64,9 @@ pub enum ProxyError {
     /// Every place is taken; seen by clients as [`ProxyError::Overloaded`].
     #[error("every place at the workers is taken")]
     Full,
+    /// More of bodies is held than may be.
+    #[error("the request bodies held at once have reached their limit of {limit} bytes")]
+    NoRoom { limit: usize },
     #[error("the queue is full, or the wait in it was too long")]
     Overloaded,
     #[error("worker {worker}: {cause}")]
@@ -131,7 +134,10 @@ impl ProxyError {
                 "no_server_available",
                 "No inference server is available at the moment. Try again later.",
             ),
-            ProxyError::Full | ProxyError::Overloaded | ProxyError::NoSocket { .. } => {
+            ProxyError::Full
+            | ProxyError::Overloaded
+            | ProxyError::NoRoom { .. }
+            | ProxyError::NoSocket { .. } => {
                 (Proxy, 503, Shed, "overloaded", "Too many requests are waiting. Try again later.")
             }
             ProxyError::Worker { .. } | ProxyError::GivenUp { why: GivenUp::Lost, .. } => (

@@ -8,20 +8,25 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::ask_usage::ask_for_usage;
+use super::body::{self, Caps, Held};
 use super::error::ProxyError;
 use super::failover::{self, Answered};
 use super::headers::{self, UpstreamHead};
 use super::hide_usage::WithoutUsage;
 use super::patience::Limits;
-use super::place::Placed;
+use super::place::{Asked, Placed};
 use super::relay::{Dialect, Relay, ResponseBody};
 use super::route::Route;
 use super::tunnel::Tunnelled;
 use super::upstream::Upstream;
 use super::watch::{Watch, is_event_stream};
-use super::{Client, Proxy, body};
+use super::{Client, Proxy};
+use crate::core::prompt::Endpoint;
 use crate::fleet::connection::Answer;
 use crate::fleet::health::Event;
+
+/// Larger bodies are read apart from the runtime's threads, which have other requests to move meanwhile.
+const READ_AT_ONCE: usize = 256 << 10;
 
 /// A request with what the connection and the stack know of it.
 pub struct Inbound {
@@ -46,11 +51,12 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
     let mut head = UpstreamHead::of(head, client.peer, rand::random())?;
-    let mut body = body::read(incoming, waits, config.limits.body, config.timeouts.client_body).await?;
+    let mut held = Held::none(&proxy.metrics.body_bytes);
+    let caps =
+        Caps { each: config.limits.body, all: config.limits.bodies, idle: config.timeouts.client_body };
+    let mut body = body::read(incoming, waits, &caps, &mut held).await?;
 
-    let asked = proxy.read_ask(endpoint, &body);
-    let added = endpoint.filter(|_| config.feedback.ask_for_usage && asked.ask.streams);
-    let added = added.and_then(|endpoint| ask_for_usage(endpoint, &body));
+    let (asked, added) = read_prompt(&proxy, endpoint, &body, config.feedback.ask_for_usage).await?;
     let hides = added.is_some();
     if let Some(changed) = added {
         // hyper says how long it is now.
@@ -61,6 +67,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         repeatable: endpoint.is_some() || head.method.is_safe(),
         head,
         body,
+        _held: held,
         connect: config.timeouts.connect,
         pool_idle: config.timeouts.pool_idle,
         limits: Limits::of(&config),
@@ -85,6 +92,28 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         ResponseBody::Relayed(Box::new(relay))
     };
     Ok(Response::from_parts(head, body))
+}
+
+/// Reads what placement needs, and makes the body that asks for usage if that is wanted and the client did not.
+async fn read_prompt(
+    proxy: &Arc<Proxy>,
+    endpoint: Option<Endpoint>,
+    body: &Bytes,
+    wants_usage: bool,
+) -> Result<(Asked, Option<Bytes>), ProxyError> {
+    let read = move |proxy: &Proxy, body: &Bytes| {
+        let asked = proxy.read_ask(endpoint, body);
+        let added = endpoint.filter(|_| wants_usage && asked.ask.streams);
+        let added = added.and_then(|endpoint| ask_for_usage(endpoint, body));
+        (asked, added)
+    };
+    if endpoint.is_none() || body.len() <= READ_AT_ONCE {
+        return Ok(read(proxy, body));
+    }
+    let _turn = proxy.large_reads.acquire().await.map_err(|_| ProxyError::Internal)?;
+    let (proxy, body) = (proxy.clone(), body.clone());
+    // A panic there has printed where it was.
+    tokio::task::spawn_blocking(move || read(&proxy, &body)).await.map_err(|_| ProxyError::Internal)
 }
 
 /// The worker has switched protocols: leaves its socket for the client's connection to be joined with, once the head is

@@ -76,12 +76,18 @@ pub struct Proxy {
     budget: ArcSwap<TpsBudget>,
     /// Requests that have a place at any worker.
     open: Arc<AtomicUsize>,
+    /// Large bodies that are read at once: enough to use half the machine, so that the rest goes on.
+    large_reads: tokio::sync::Semaphore,
     /// Held by the request that is next in the queue for a place.
     turn: tokio::sync::Mutex<()>,
 }
 
 /// Retries are allowed against what was served in this time.
 const BUDGET_WINDOW: Duration = Duration::from_secs(10);
+
+fn half_the_machine() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
+}
 
 fn budget(retries: &Retries) -> TpsBudget {
     TpsBudget::new(BUDGET_WINDOW, retries.reserve as u32, retries.ratio as f32)
@@ -105,6 +111,7 @@ impl Proxy {
             config: ArcSwap::from_pointee(config),
             open: Arc::default(),
             turn: tokio::sync::Mutex::default(),
+            large_reads: tokio::sync::Semaphore::new(half_the_machine()),
             complaints: Complaints::default(),
             fleet,
             planner,

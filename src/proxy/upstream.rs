@@ -12,6 +12,7 @@ use http_body_util::Full;
 use memchr::memmem;
 
 use super::Proxy;
+use super::body::Held;
 use super::error::ProxyError;
 use super::headers::UpstreamHead;
 use super::patience::{Limits, Patience};
@@ -25,6 +26,8 @@ use crate::metrics::{FailureKind, Retry};
 pub struct Upstream {
     pub head: UpstreamHead,
     pub body: Bytes,
+    /// Counts the body until the worker has answered.
+    pub _held: Held,
     /// Doing it twice does no harm but cost: inference, and what HTTP calls safe.
     pub repeatable: bool,
     pub connect: Duration,
