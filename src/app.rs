@@ -16,7 +16,7 @@ use crate::config::watch::{self, Source};
 use crate::config::{Config, ConfigError, Limits, Workers};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
-use crate::fleet::{Fleet, probe, scrape};
+use crate::fleet::{Fleet, listing, probe, scrape};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::{self, Proxy};
@@ -119,7 +119,8 @@ impl Bound {
         // Dropped at the end, and with it whatever still runs in it.
         let mut tasks = JoinSet::new();
         tasks.spawn(probe::run(proxy.fleet.clone(), api_key.clone(), connect));
-        tasks.spawn(scrape::run(proxy.fleet.clone(), api_key, connect));
+        tasks.spawn(scrape::run(proxy.fleet.clone(), api_key.clone(), connect));
+        tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
         tasks.spawn(proxy::server::serve(clients, proxy.clone()));

@@ -112,6 +112,8 @@ label! {
         NoHealthyWorker = "no_healthy_worker",
         /// The worker drawn for the client connection is out, so another was drawn.
         PinnedWorkerOut = "pinned_worker_out",
+        /// No worker lists the model, so any was asked.
+        ModelUnlisted = "model_unlisted",
     }
 }
 

@@ -243,7 +243,7 @@ async fn edits_are_taken_up_and_bad_ones_keep_the_old_config() {
     std::fs::write(&renamed, text("kv", &[&one, &two])).unwrap();
     std::fs::rename(&renamed, &file).unwrap();
     until("a rename to be taken up", async || mode() == Mode::Kv).await;
-    until("the new worker to be usable", async || router.proxy.fleet.snapshot().eligible.len() == 2).await;
+    until("the new worker to be usable", async || router.proxy.fleet.snapshot().eligible().len() == 2).await;
 
     std::fs::write(&file, text("kv", &[&two])).unwrap();
     until("the old worker to be gone", async || router.proxy.fleet.snapshot().workers.len() == 1).await;
@@ -271,7 +271,7 @@ async fn an_edited_worker_keeps_its_health_its_counts_and_its_belief() {
     config.workers.fixed[0].prefill_speed = Some(12_345.0);
     edit(&config);
     assert!(Arc::ptr_eq(&before, &fleet.snapshot().workers[0]));
-    assert_eq!(fleet.snapshot().eligible, [before.id], "its health is known");
+    assert_eq!(fleet.snapshot().eligible(), [before.id], "its health is known");
     assert_eq!(belief().blocks, blocks);
     assert_eq!((belief().capacity_tokens, belief().prefill_speed), (Some(50_000), Some(12_345.0)));
     assert_eq!(before.metrics.requests.get(), 1);

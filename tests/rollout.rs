@@ -189,7 +189,7 @@ async fn a_stream_that_moves_is_not_cut_though_its_worker_takes_no_more() {
     let mut client = send(&router, CHAT).await;
     let (head, raw) = client.head().await.expect("a head");
     one.stop_listening().await;
-    until("the worker to be out", async || router.proxy.fleet.snapshot().eligible.is_empty()).await;
+    until("the worker to be out", async || router.proxy.fleet.snapshot().eligible().is_empty()).await;
     // Ten times as long as the silence allowed, but never silent for long.
     let moving = async {
         for gate in &gates {

@@ -102,7 +102,7 @@ async fn pages_that_fail_in_any_way_hold_up_no_request() {
                 let answer = client.post("/v1/completions", prompt(&format!("{case} {n} "))).await;
                 assert_eq!(answer.status(), 200, "{case}");
             }
-            assert_eq!(router.proxy.fleet.snapshot().eligible.len(), 2, "{case}");
+            assert_eq!(router.proxy.fleet.snapshot().eligible().len(), 2, "{case}");
             let served = engines.each_ref().map(|engine| engine.seen().len());
             assert!(served.iter().all(|count| *count >= 5), "{case}: {served:?}");
         }
@@ -253,7 +253,7 @@ async fn a_worker_that_is_killed_and_started_again_under_load_is_believed_empty_
     assert!(forgotten.is_some_and(|line| line.contains("refused")), "{forgotten:?}");
 
     let again = Fleet::start(vec![settings(addresses[0])]).await.expect("the port that was its own");
-    until("it to be used again", async || router.proxy.fleet.snapshot().eligible.len() == 2).await;
+    until("it to be used again", async || router.proxy.fleet.snapshot().eligible().len() == 2).await;
     let mut counted = 0.0;
     until("its own count of what it was sent", async || {
         client.post("/v1/completions", prompt("again and again ")).await;

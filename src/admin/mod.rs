@@ -79,7 +79,7 @@ async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Result<Page, I
 /// Ready while a worker can take requests and the process is not on its way out.
 fn readiness(proxy: &Proxy) -> Page {
     let fleet = proxy.fleet.snapshot();
-    let (usable, all) = (fleet.eligible.len(), fleet.workers.len());
+    let (usable, all) = (fleet.eligible().len(), fleet.workers.len());
     if proxy.drain.phase() > Phase::Serving {
         text(StatusCode::SERVICE_UNAVAILABLE, "not ready: shutting down\n")
     } else if usable == 0 {
@@ -113,6 +113,7 @@ fn fleet(proxy: &Proxy) -> Value {
                 "url": worker.url,
                 "state": state,
                 "usable": worker.is_eligible(),
+                "models": worker.models().map(|models| models.names().to_vec()),
                 "in_flight": worker.metrics.in_flight.get(),
                 "requests": worker.metrics.requests.get(),
                 "connections": worker.metrics.connections.get(),

@@ -86,6 +86,10 @@ pub struct Scrape {
     /// How long a reading may take.
     #[serde(with = "scalar::duration")]
     pub timeout: Duration,
+    /// Time between two readings of a worker's list of models (`/v1/models`), which says what it can be asked for; also read when
+    /// it has come up. off: any worker is taken to serve any model.
+    #[serde(with = "scalar::timer")]
+    pub models_interval: Option<Duration>,
     /// Largest page that is read; it is read in pieces and never held.
     #[serde(with = "scalar::size")]
     pub limit: usize,
@@ -98,6 +102,8 @@ impl Default for Scrape {
             // A real page is 65 KB and costs its engine a few milliseconds.
             interval: Some(Duration::from_secs(2)),
             timeout: Duration::from_secs(2),
+            // Adapters are loaded by hand or by the day.
+            models_interval: Some(Duration::from_secs(15)),
             limit: 16 << 20,
         }
     }

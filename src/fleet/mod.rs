@@ -8,6 +8,8 @@ pub mod connection;
 pub mod exposition;
 pub mod feedback;
 pub mod health;
+pub mod listing;
+pub mod models;
 pub mod probe;
 pub mod reading;
 pub mod scrape;
@@ -30,6 +32,7 @@ use crate::metrics::{Forgot, Metrics};
 use activity::Found;
 use connection::ExchangeError;
 use health::{Event, Reason, Standing};
+use models::{Directory, Group};
 use worker::Worker;
 
 /// Tokens in a block of the engine, until it is told otherwise: vLLM's default.
@@ -40,10 +43,10 @@ const ENGINE_BLOCK_TOKENS: u32 = 16;
 pub struct Snapshot {
     /// All workers, in the order of the config.
     pub workers: Vec<Arc<Worker>>,
-    /// Those that may be given a request, in slot order.
-    pub eligible: Vec<WorkerId>,
-    /// Nobody is known to be well: `eligible` are those of whom it is doubtful.
-    pub doubtful: bool,
+    /// Those that may be given a request, whatever model it is for.
+    pub all: Group,
+    /// Who can serve which model.
+    pub models: Directory,
     by_slot: Vec<Option<Arc<Worker>>>,
 }
 
@@ -54,24 +57,20 @@ impl Snapshot {
         for worker in &workers {
             by_slot[worker.id.index()] = Some(worker.clone());
         }
-        let pick = |fit: fn(&Worker) -> bool| {
-            by_slot.iter().flatten().filter(|worker| fit(worker)).map(|worker| worker.id).collect::<Vec<_>>()
-        };
-        let mut eligible = pick(Worker::is_eligible);
-        let doubtful = eligible.is_empty();
-        if doubtful {
-            // A bad page, a stall or a broken answer may be a passing thing; to refuse everybody for it would be worse.
-            eligible = pick(Worker::is_doubtful);
-        }
-        Snapshot { workers, eligible, doubtful, by_slot }
+        let present = || by_slot.iter().flatten().map(Arc::as_ref);
+        let all = Group::of(present());
+        let listed: Vec<_> = present().map(|worker| (worker, worker.models())).collect();
+        let models = Directory::of(&listed);
+        Snapshot { workers, all, models, by_slot }
     }
 
     pub fn worker(&self, id: WorkerId) -> Option<&Arc<Worker>> {
         self.by_slot.get(id.index())?.as_ref()
     }
 
-    pub fn is_eligible(&self, id: WorkerId) -> bool {
-        self.eligible.binary_search(&id).is_ok()
+    /// Those that may be given a request, in slot order, whatever model it is for.
+    pub fn eligible(&self) -> &[WorkerId] {
+        &self.all.eligible
     }
 }
 
@@ -209,6 +208,7 @@ impl Fleet {
             return;
         }
         let blocks = self.planner.forget(worker.id);
+        worker.relist.notify_one();
         // A worker that is down is refused again and again: it is told once.
         if blocks > 0 || reason != Forgot::Refused {
             self.forgot(worker, reason, blocks);
@@ -231,7 +231,10 @@ impl Fleet {
         let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
         let url = &worker.url;
         match now {
-            Standing::Up => tracing::info!(worker = %url, "worker is up"),
+            Standing::Up => {
+                tracing::info!(worker = %url, "worker is up");
+                worker.relist.notify_one();
+            }
             Standing::Out(reason) => {
                 tracing::warn!(worker = %url, ?reason, "worker is out");
                 if reason == Reason::Unreachable {

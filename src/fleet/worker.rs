@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::HeaderValue;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::activity::Activity;
 use super::connection::Pool;
 use super::health::{Event, Health, Reason, Standing};
+use super::listing::Listed;
+use super::models::Models;
 use super::scrape::Engine;
 use crate::config::{self, Origin};
 use crate::core::ids::{Time, WorkerId};
@@ -32,6 +34,10 @@ pub struct Worker {
     unreachable: watch::Sender<bool>,
     /// What it says of itself.
     pub(super) engine: Mutex<Engine>,
+    /// Which models it serves.
+    pub(super) listed: Mutex<Listed>,
+    /// Told when its models are to be asked for at once.
+    pub(super) relist: Notify,
     health: Mutex<Health>,
     /// Copies of what readers of `health` ask for most.
     eligible: AtomicBool,
@@ -51,6 +57,8 @@ impl Worker {
             eligible: AtomicBool::new(health.is_eligible()),
             calm: AtomicBool::new(health.is_calm()),
             engine: Mutex::default(),
+            listed: Mutex::default(),
+            relist: Notify::new(),
             health: Mutex::new(health),
             activity: Activity::default(),
             open: Arc::default(),
@@ -69,6 +77,11 @@ impl Worker {
     /// Takes an edit of its settings; answers what they were.
     pub(super) fn reconfigure(&self, config: config::Worker) -> config::Worker {
         std::mem::replace(&mut *self.config.lock(), config)
+    }
+
+    /// The models that it serves, if that is known.
+    pub fn models(&self) -> Option<Arc<Models>> {
+        self.listed.lock().models.clone()
     }
 
     /// Has fewer requests than `limit`.

@@ -103,6 +103,7 @@ pub(super) struct TruthFamilies {
     cached: IntCounterVec,
     prompt: IntCounterVec,
     capacity: IntGaugeVec,
+    models: IntGaugeVec,
     credit: GaugeVec,
     foreign_requests: GaugeVec,
     foreign_share: GaugeVec,
@@ -155,6 +156,16 @@ impl TruthFamilies {
                         "KV cache of the worker: as configured or told by it, and as it is believed to stay for us.",
                     ),
                     &["worker", "kind"],
+                ),
+            ),
+            models: register(
+                r,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "warmroute_worker_models",
+                        "Models and adapters that the worker lists; there is none while that is not known.",
+                    ),
+                    &["worker"],
                 ),
             ),
             credit: gauges(
@@ -230,6 +241,15 @@ impl TruthMetrics {
         }
     }
 
+    /// How many models it lists; what is unknown has no series.
+    pub fn set_models(&self, count: Option<usize>) {
+        let labels = [self.worker.as_str()];
+        match count {
+            Some(count) => self.families.models.with_label_values(&labels).set(count as i64),
+            None => drop(self.families.models.remove_label_values(&labels)),
+        }
+    }
+
     /// An answer told what was cached of its prompt.
     pub fn confirmed(&self, predicted: f64, confirmed: u32, prompt: u32) {
         self.cached[Source::Predicted.index()].inc_by(predicted.max(0.0).round() as u64);
@@ -270,5 +290,6 @@ impl Drop for TruthMetrics {
             let _ = gauge.remove_label_values(&[worker]);
         }
         self.set_capacity(None, None);
+        self.set_models(None);
     }
 }

@@ -17,6 +17,7 @@ use crate::core::prompt::{self, Endpoint, Opaque, Reading};
 use crate::fleet::Snapshot;
 use crate::fleet::feedback::Estimate;
 use crate::fleet::health::Event;
+use crate::fleet::models::{self, Found, Group};
 use crate::fleet::worker::Worker;
 use crate::metrics::{Fallback, Predicted};
 
@@ -78,7 +79,9 @@ impl Proxy {
     fn read(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
         let Some(endpoint) = endpoint else {
             // No prompt that this proxy knows of: nothing is known of its work but that it is a request.
-            return self.ask_for(String::new(), Chain::empty(), 0, None, false);
+            let mixed = self.fleet.snapshot().models.is_mixed();
+            let model = mixed.then(|| models::named_in(body)).flatten().unwrap_or_default();
+            return self.ask_for(model, Chain::empty(), 0, None, false);
         };
         let reading = prompt::read(endpoint, body, &self.hash_key, self.block_bytes);
         let Reading { model, max_tokens, stream, media, chain, .. } = reading;
@@ -116,6 +119,18 @@ impl Proxy {
         Asked { ask, model, prompt_bytes: bytes, began: Instant::now() }
     }
 
+    /// The workers that can serve `model`; all of them where nobody lists it.
+    fn serving<'f>(&self, fleet: &'f Snapshot, model: &str) -> &'f Group {
+        match fleet.models.find(model) {
+            Found::Only(group) => group,
+            Found::Anyone => &fleet.all,
+            Found::Nobody => {
+                self.metrics.fallbacks.inc(Fallback::ModelUnlisted);
+                &fleet.all
+            }
+        }
+    }
+
     /// Picks a worker that is not among `tried`, and books the request there.
     ///
     /// # Errors
@@ -131,16 +146,18 @@ impl Proxy {
         let (mode, draw) = (config.mode, config.random.draw);
         let slot = Slot::take(&self.open, config.limits.in_flight).ok_or(ProxyError::Full)?;
         let pins = mode == Mode::Random && draw == Draw::Connection;
-        let mut eligible: SmallVec<[WorkerId; 64]> = match client.pinned().filter(|_| pins) {
-            Some(pinned) if is_usable(&fleet, &pinned) && !tried.contains(&pinned.id) => {
-                SmallVec::from_slice(&[pinned.id])
-            }
-            Some(_) => {
+        let serving = self.serving(&fleet, &asked.model);
+        let mut eligible: SmallVec<[WorkerId; 64]> = SmallVec::from_slice(&serving.eligible);
+        if let Some(pinned) = client.pinned().filter(|_| pins) {
+            if is_usable(&fleet, &fleet.all, &pinned) && !tried.contains(&pinned.id) {
+                // It may serve other models than this one: then another is drawn.
+                if is_usable(&fleet, serving, &pinned) {
+                    eligible = SmallVec::from_slice(&[pinned.id]);
+                }
+            } else {
                 self.metrics.fallbacks.inc(Fallback::PinnedWorkerOut);
-                SmallVec::from_slice(&fleet.eligible)
             }
-            None => SmallVec::from_slice(&fleet.eligible),
-        };
+        }
         eligible.retain(|worker| !tried.contains(worker));
         let each = config.limits.in_flight_per_worker;
         if let Some(limit) = each
@@ -170,7 +187,7 @@ impl Proxy {
         worker.metrics.requests.inc();
         worker.metrics.in_flight.inc();
         worker.activity.begin();
-        if fleet.doubtful {
+        if serving.doubtful {
             self.metrics.fallbacks.inc(Fallback::NoHealthyWorker);
         }
         if !worker.is_calm() {
@@ -188,8 +205,8 @@ impl Proxy {
     }
 }
 
-/// Still the fleet's worker, and fit for a request. A slot may have passed to another worker since.
-fn is_usable(fleet: &Snapshot, worker: &Arc<Worker>) -> bool {
+/// Still the fleet's worker, and of the group. A slot may have passed to another worker since.
+fn is_usable(fleet: &Snapshot, group: &Group, worker: &Arc<Worker>) -> bool {
     fleet.worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker))
-        && fleet.is_eligible(worker.id)
+        && group.eligible.binary_search(&worker.id).is_ok()
 }

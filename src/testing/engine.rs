@@ -89,6 +89,7 @@ struct Shared {
     /// Opened to have no more connections taken.
     deaf: Mutex<Gate>,
     metrics: Mutex<Script>,
+    models: Mutex<Script>,
     seen: watch::Sender<Vec<Message>>,
     accepted: watch::Sender<usize>,
     /// Connections that the other side ended while a step waited, or before their first request.
@@ -121,6 +122,7 @@ impl FakeEngine {
             health: Mutex::new(Some("200 OK")),
             deaf: Mutex::default(),
             metrics: Mutex::new(Arc::new(|_| vec![Step::json("404 Not Found", "{}")])),
+            models: Mutex::new(Arc::new(|_| vec![Step::json("404 Not Found", "{}")])),
             seen: watch::Sender::new(Vec::new()),
             accepted: watch::Sender::new(0),
             abandoned: watch::Sender::new(0),
@@ -156,6 +158,18 @@ impl FakeEngine {
     /// Has the proxy's readings of the metrics page answered so; 404 if nothing is said.
     pub fn set_metrics(&self, script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static) {
         *self.shared.metrics.lock() = Arc::new(script);
+    }
+
+    /// Has the proxy's readings of the list of models answered so; 404 if nothing is said.
+    pub fn set_listing(&self, script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static) {
+        *self.shared.models.lock() = Arc::new(script);
+    }
+
+    /// Has the proxy told that these models are served.
+    pub fn set_models(&self, names: &[&str]) {
+        let entries: Vec<String> = names.iter().map(|name| format!(r#"{{"id":"{name}"}}"#)).collect();
+        let list = format!(r#"{{"object":"list","data":[{}]}}"#, entries.join(","));
+        self.set_listing(move |_| vec![Step::json("200 OK", &list)]);
     }
 
     /// Has them answered with this page.
@@ -260,7 +274,8 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
             }
         }
         if message.head.get("user-agent") == Some("warmroute-scrape") {
-            let script = shared.metrics.lock().clone();
+            let page = if message.head.second() == "/v1/models" { &shared.models } else { &shared.metrics };
+            let script = page.lock().clone();
             for step in script(&message) {
                 if !take(step, &mut reader, &mut write, &shared).await {
                     return;

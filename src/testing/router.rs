@@ -46,7 +46,7 @@ impl TestRouter {
         let workers = config.workers.fixed.len();
         let router = TestRouter::start_unready(config, None).await;
         let proxy = router.proxy.clone();
-        until("every worker to be usable", async || proxy.fleet.snapshot().eligible.len() == workers).await;
+        until("every worker to be usable", async || proxy.fleet.snapshot().eligible().len() == workers).await;
         router
     }
 

@@ -1,0 +1,157 @@
+//! Reads which models the workers serve: one task per worker asks for `/v1/models` now and then, and at once when the worker has
+//! come up or was started again. A worker that cannot be asked keeps its list: it may only be busy or away. One that answers
+//! with something else, several times, has none that is known.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Fleet;
+use super::connection::Outgoing;
+use super::models::Models;
+use super::worker::Worker;
+use crate::config::Secret;
+
+const PATH: &str = "/v1/models";
+/// Largest list that is read: several thousand models as vLLM tells them.
+const LIMIT: usize = 4 << 20;
+/// Answers in a row that are no list, after which none is known.
+const BAD_ANSWERS: u32 = 3;
+/// The pause after a first failure; doubles up to the usual one.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What is known of a worker's list.
+#[derive(Default)]
+pub struct Listed {
+    pub models: Option<Arc<Models>>,
+    /// When it was last asked for.
+    asked: Option<Instant>,
+    /// The last fault, which is told once.
+    fault: Option<String>,
+    bad_answers: u32,
+}
+
+/// Asks all workers for as long as it is polled; follows the worker list and the settings.
+pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
+    let mut membership = fleet.membership();
+    loop {
+        membership.mark_unchanged();
+        let mut askers = JoinSet::new();
+        for worker in &fleet.snapshot().workers {
+            askers.spawn(ask_one(fleet.clone(), worker.clone(), key.clone(), connect));
+        }
+        if membership.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn ask_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {
+    let settings = fleet.scrape_settings();
+    let Some(interval) = settings.models_interval else {
+        return fleet.take_models(&worker, None);
+    };
+    let mut failures = 0;
+    // A change of the worker list starts all tasks anew, but need not have every list read again.
+    let asked = worker.listed.lock().asked;
+    let mut due = asked.map_or_else(Instant::now, |asked| asked + interval);
+    loop {
+        tokio::select! {
+            () = sleep_until(due) => {}
+            () = worker.relist.notified() => {}
+        }
+        worker.listed.lock().asked = Some(Instant::now());
+        let reading = read_list(&worker, key.as_ref(), connect);
+        let read = timeout(settings.timeout, reading).await;
+        let read = read.unwrap_or(Err(Failure::Unanswered("did not answer in time".to_owned())));
+        failures = if read.is_ok() { 0 } else { failures + 1 };
+        fleet.take_listing(&worker, read);
+        let pause = if failures == 0 { interval } else { interval.min(RETRY * (1 << failures.min(16) >> 1)) };
+        due = Instant::now() + pause.mul_f64(0.9 + 0.2 * rand::random::<f64>());
+    }
+}
+
+/// Why no list was read.
+enum Failure {
+    /// Nothing came that says anything of the list.
+    Unanswered(String),
+    /// What came is no list.
+    NoList(String),
+}
+
+async fn read_list(worker: &Worker, key: Option<&Secret>, connect: Duration) -> Result<Models, Failure> {
+    let response = worker.pool.send_anew(request(worker, key), connect).await;
+    let response = response.map_err(|error| Failure::Unanswered(error.to_string()))?;
+    match response.status() {
+        StatusCode::OK => {}
+        StatusCode::UNAUTHORIZED => {
+            return Err(Failure::NoList("wants a key: see workers.api_key_file".to_owned()));
+        }
+        status => return Err(Failure::NoList(format!("answered {status}"))),
+    }
+    match Limited::new(response.into_body(), LIMIT).collect().await {
+        Ok(body) => Models::read(&body.to_bytes()).map_err(|why| Failure::NoList(why.to_string())),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+            Err(Failure::NoList(format!("is longer than {LIMIT} bytes")))
+        }
+        Err(error) => Err(Failure::Unanswered(error.to_string())),
+    }
+}
+
+fn request(worker: &Worker, key: Option<&Secret>) -> Outgoing {
+    let mut request = Request::new(Full::<Bytes>::default());
+    *request.uri_mut() = http::Uri::from_static(PATH);
+    let headers = request.headers_mut();
+    headers.insert(header::HOST, worker.authority.clone());
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    headers.insert(header::USER_AGENT, HeaderValue::from_static("warmroute-scrape"));
+    headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    if let Some(key) = key.and_then(Secret::bearer) {
+        headers.insert(header::AUTHORIZATION, key);
+    }
+    request
+}
+
+impl Fleet {
+    fn take_listing(&self, worker: &Arc<Worker>, read: Result<Models, Failure>) {
+        let (models, fault) = match read {
+            Ok(models) => (Some(Some(models)), None),
+            Err(Failure::Unanswered(fault)) => (None, Some(fault)),
+            Err(Failure::NoList(fault)) => {
+                let mut listed = worker.listed.lock();
+                listed.bad_answers += 1;
+                ((listed.bad_answers >= BAD_ANSWERS).then_some(None), Some(fault))
+            }
+        };
+        let before = std::mem::replace(&mut worker.listed.lock().fault, fault.clone());
+        if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
+            tracing::warn!(worker = %worker.url, path = PATH, "list of models: {fault}");
+        }
+        if let Some(models) = models {
+            self.take_models(worker, models);
+        }
+    }
+
+    fn take_models(&self, worker: &Arc<Worker>, models: Option<Models>) {
+        {
+            let mut listed = worker.listed.lock();
+            if models.is_some() {
+                listed.bad_answers = 0;
+            }
+            if listed.models.as_deref() == models.as_ref() {
+                return;
+            }
+            let count = models.as_ref().map(|models| models.names().len());
+            tracing::info!(worker = %worker.url, models = count, "the models that it serves");
+            worker.metrics.truth.set_models(count);
+            listed.models = models.map(Arc::new);
+        }
+        self.republish();
+    }
+}
