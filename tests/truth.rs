@@ -1,7 +1,7 @@
 //! What workers say of themselves, over real sockets: read when it can be, and in nobody's way when it cannot.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use warmroute::config::{Config, Mode, Origin, Secret, Worker};
@@ -262,5 +262,123 @@ async fn a_worker_that_is_killed_and_started_again_under_load_is_believed_empty_
         blocks(&router, 0) > 0
     })
     .await;
+    drop(again);
+}
+
+#[tokio::test]
+async fn one_refused_connection_is_enough_to_believe_a_worker_empty() {
+    let mut engines = [FakeEngine::start().await, FakeEngine::start().await];
+    let mut config = config(Mode::Kv, &[&engines[0], &engines[1]]);
+    // Nothing but the request itself can find out.
+    config.health.interval = None;
+    config.scrape.interval = None;
+    config.scrape.models_interval = None;
+    let router = TestRouter::start(config).await;
+    let mut client = router.client().await;
+    client.post("/v1/completions", prompt("warm ")).await;
+    let holder = usize::from(blocks(&router, 0) == 0);
+    assert!(blocks(&router, holder) > 0);
+    engines[holder].kill().await;
+    assert_eq!(client.post("/v1/completions", prompt("warm ")).await.status(), 200);
+    assert_eq!(blocks(&router, holder), 0);
+    let refused = series("beliefs_forgotten_total", r#"reason="refused","#, &engines[holder]);
+    assert_eq!(router.metric(&refused).await, 1.0);
+    let failed = series("failures_total", r#"cause="connect","#, &engines[holder]);
+    assert_eq!(router.metric(&failed).await, 1.0);
+}
+
+#[tokio::test]
+async fn one_reading_of_a_new_process_is_enough_to_believe_it_empty() {
+    let engine = FakeEngine::start().await;
+    engine.set_page(PAGE);
+    let router = TestRouter::start(config(Mode::Kv, &[&engine])).await;
+    at_least(&router, &series("scrapes_total", r#"outcome="ok","#, &engine), 1.0).await;
+    router.client().await.post("/v1/completions", prompt("warm ")).await;
+    assert!(blocks(&router, 0) > 0);
+    // One page of the new process; after it there is none.
+    let read = AtomicBool::new(false);
+    engine.set_metrics(move |_| match read.swap(true, Ordering::Relaxed) {
+        false => vec![Step::page(&PAGE.replace("1.7e9", "1.8e9"))],
+        true => vec![Step::AwaitClose],
+    });
+    router.metric_is(&series("beliefs_forgotten_total", r#"reason="restarted","#, &engine), 1.0).await;
+    assert_eq!(blocks(&router, 0), 0);
+}
+
+/// One client that asks, streamed and not, until it is told to stop; counts its answers and says what went wrong.
+async fn ask_on(
+    clients: std::net::SocketAddr,
+    name: usize,
+    answered: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) {
+    let mut n = 0;
+    while !stop.load(Ordering::Relaxed) {
+        n += 1;
+        // Every fourth has a prefix that nobody has met, which goes to whoever has the least to do.
+        let prefix = if n % 4 == 0 { 1_000 * name + n } else { (name + n) % 7 };
+        let text = format!("prefix {prefix} ").repeat(400);
+        let streams = n % 2 == 0;
+        let body =
+            format!(r#"{{"model":"m","prompt":"{text} {name} {n}","max_tokens":8,"stream":{streams}}}"#);
+        let answer = warmroute::testing::Wire::connect(clients).await.post("/v1/completions", body).await;
+        let text = answer.text();
+        assert_eq!(answer.status(), 200, "{text}");
+        assert!(answer.complete, "{text}");
+        // A stream that had begun cannot be begun again elsewhere, and ends as its worker did.
+        assert!(streams || text.contains(r#""usage":{"#), "{text}");
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_that_had_not_begun_when_a_worker_is_killed_and_started_again_under_load() {
+    let settings = |listen| EngineConfig {
+        listen,
+        model: "m".to_owned(),
+        enable_prompt_tokens_details: true,
+        time_scale: 10.0,
+        ..EngineConfig::default()
+    };
+    let mut fleets = Vec::new();
+    for _ in 0..3 {
+        fleets.push(Fleet::start(vec![settings(([127, 0, 0, 1], 0).into())]).await.expect("free ports"));
+    }
+    let addresses: Vec<_> = fleets.iter().map(|fleet| fleet.addresses()[0]).collect();
+    let mut config = config(Mode::Kv, &[]);
+    config.health.interval = Some(Duration::from_millis(50));
+    // The budget is another test's matter.
+    config.retries.reserve = 1_000;
+    config.workers.fixed = addresses
+        .iter()
+        .map(|address| Worker {
+            url: Origin::parse(&format!("http://{address}")).expect("an address"),
+            capacity_tokens: None,
+            prefill_speed: None,
+        })
+        .collect();
+    let router = TestRouter::start(config).await;
+    let (answered, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let clients =
+        (0..12).map(|name| tokio::spawn(ask_on(router.clients, name, answered.clone(), stop.clone())));
+    let clients: Vec<_> = clients.collect();
+    let more = async |count: usize| {
+        let goal = answered.load(Ordering::Relaxed) + count;
+        until("answers", async || answered.load(Ordering::Relaxed) >= goal).await;
+    };
+    more(60).await;
+    let held = blocks(&router, 0);
+    assert!(held > 0);
+    drop(fleets.remove(0));
+    until("its belief to be empty", async || blocks(&router, 0) == 0).await;
+    more(60).await;
+    let again = Fleet::start(vec![settings(addresses[0])]).await.expect("the port that was its own");
+    until("it to be used again", async || blocks(&router, 0) > 0).await;
+    more(60).await;
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.expect("no request is lost");
+    }
+    router.metric_is("warmroute_requests_in_flight", 0.0).await;
     drop(again);
 }
