@@ -16,9 +16,11 @@ use crate::config::watch::{self, Source};
 use crate::config::{Config, ConfigError, Limits, Workers};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
+use crate::fleet::stream::Secure;
 use crate::fleet::{Fleet, listing, probe, scrape};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
+use crate::proxy::tls::{Acceptor, Followed};
 use crate::proxy::{self, Proxy};
 use crate::{admin, lifecycle};
 
@@ -34,6 +36,8 @@ const CUT_GRACE: Duration = Duration::from_secs(1);
 pub enum StartError {
     #[error("{key}: cannot listen on {address}: {cause}")]
     Bind { key: &'static str, address: SocketAddr, cause: io::Error },
+    #[error("{0}")]
+    Tls(String),
 }
 
 /// How the proxy ended.
@@ -49,14 +53,17 @@ pub enum Ended {
 pub struct Bound {
     clients: TcpListener,
     operator: TcpListener,
+    tls: Option<(Acceptor, Followed)>,
     proxy: Arc<Proxy>,
 }
 
 /// Binds both listeners and puts the parts together. To be called within a runtime.
 ///
 /// # Errors
-/// If a listener cannot be bound; names the key.
+/// If a listener cannot be bound or a certificate not be used; names the key.
 pub fn build(config: Config) -> Result<Bound, StartError> {
+    let tls = config.tls.as_ref().map(Acceptor::new).transpose().map_err(StartError::Tls)?;
+    let secure = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -66,12 +73,12 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
         max_blocks: config.cache.max_blocks,
         ..planner::Settings::default()
     });
-    let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), clock);
+    let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), secure, clock);
     fleet.set_scrape_settings(config.scrape.clone());
     fleet.set_workers(&config.workers.fixed);
     let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
     let proxy = Proxy::new(config, hash_key, fleet, planner, metrics, clock, Drain::default());
-    Ok(Bound { clients, operator, proxy })
+    Ok(Bound { clients, operator, tls, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -107,7 +114,7 @@ impl Bound {
 
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, proxy } = self;
+        let Bound { clients, operator, tls, proxy } = self;
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
             tracing::info!(%clients, admin = %operator, mode, "serving");
@@ -123,7 +130,11 @@ impl Bound {
         tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
-        tasks.spawn(proxy::server::serve(clients, proxy.clone()));
+        let acceptor = tls.map(|(acceptor, files)| {
+            tasks.spawn(acceptor.clone().follow(files));
+            acceptor
+        });
+        tasks.spawn(proxy::server::serve(clients, acceptor, proxy.clone()));
         if let Some(file) = file {
             tasks.spawn(follow_config(file, proxy.clone()));
         }
@@ -240,6 +251,7 @@ fn without_restart(running: &Config, new: Config) -> Config {
     Config {
         listen: running.listen,
         admin: running.admin,
+        tls: running.tls.clone(),
         cache: running.cache.clone(),
         price: running.price.clone(),
         log: running.log.clone(),
@@ -255,6 +267,8 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     [
         ("listen", old.listen != new.listen),
         ("admin", old.admin != new.admin),
+        ("tls", old.tls != new.tls),
+        ("workers.tls", old.workers.tls != new.workers.tls),
         ("workers.api_key_file", old.workers.api_key_file != new.workers.api_key_file),
         ("cache", old.cache != new.cache),
         ("price", old.price != new.price),

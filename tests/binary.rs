@@ -1,10 +1,17 @@
 //! The binary as its user meets it: what it prints, how it ends.
 
+mod certificates;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
+use certificates::{Authority, Issued};
 use parking_lot::Mutex;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use warmroute::testing::{FakeEngine, Gate, Step, Wire, soon};
 
@@ -80,6 +87,10 @@ impl Serving {
             "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{}]}}\n{more}\n",
             urls.join(", ")
         ));
+        Serving::of(config, ulimit)
+    }
+
+    fn of(config: tempfile::NamedTempFile, ulimit: &str) -> Serving {
         let mut child = Command::new("sh")
             .args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_warmroute")])
             .args(["serve", "--config", config.path().to_str().expect("a plain path")])
@@ -252,4 +263,70 @@ async fn a_request_that_another_worker_answered_is_not_logged_as_failed() {
     };
     warmroute::testing::until("the dead worker to be out", out).await;
     assert!(serving.logged("request failed").is_empty(), "{:?}", serving.logged("request failed"));
+}
+
+/// The certificate that is shown, in DER.
+async fn shown(to: std::net::SocketAddr, authority: &Authority) -> Vec<u8> {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM"))
+        .expect("an authority");
+    let config = ClientConfig::builder_with_provider(warmroute::config::tls::provider())
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = tokio::net::TcpStream::connect(to).await.expect("the proxy takes connections");
+    let name = ServerName::try_from("proxy.test").expect("a name");
+    let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
+    let stream = soon("a handshake", connecting).await.expect("a good certificate");
+    stream.get_ref().1.peer_certificates().expect("one")[0].to_vec()
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_taken_up_and_a_bad_pair_is_not() {
+    let (authority, engine) = (Authority::new(), FakeEngine::start().await);
+    let issued = || authority.issue(&["proxy.test"]);
+    let der = |issued: &Issued| {
+        CertificateDer::from_pem_slice(issued.certificate.as_bytes()).expect("PEM").to_vec()
+    };
+    let (old, new) = (issued(), issued());
+    let certificate = authority.file("tls.crt", &old.certificate);
+    let key = authority.file("tls.key", &old.key);
+    let tls = format!("tls: {{certificate: {}, key: {}}}", certificate.display(), key.display());
+    let serving = Serving::limited(&[&engine], &tls, "-S -n 256");
+    assert_eq!(shown(serving.clients, &authority).await, der(&old));
+
+    authority.file("tls.crt", &new.certificate);
+    let refused = async || !serving.logged("the new certificate is refused and the old one stays").is_empty();
+    warmroute::testing::until("the bad pair to be noticed", refused).await;
+    assert!(
+        serving.logged("refused")[0].contains("is not the key of tls.certificate"),
+        "{:?}",
+        serving.logged("refused")
+    );
+    assert_eq!(shown(serving.clients, &authority).await, der(&old));
+
+    authority.file("tls.key", &new.key);
+    let taken = async || shown(serving.clients, &authority).await == der(&new);
+    warmroute::testing::until("the new pair to be in force", taken).await;
+
+    std::fs::remove_file(&certificate).expect("it was there");
+    let gone = async || serving.logged("refused").len() == 2;
+    warmroute::testing::until("the missing file to be noticed", gone).await;
+    assert_eq!(shown(serving.clients, &authority).await, der(&new));
+    assert_eq!(serving.logged("refused").len(), 2, "each is told once");
+}
+
+#[tokio::test]
+async fn why_a_worker_in_tls_is_not_taken_is_in_the_log() {
+    let engine = FakeEngine::start().await;
+    let config = file(&format!(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: 'https://{}'}}]}}\n",
+        engine.address()
+    ));
+    let serving = Serving::of(config, "-S -n 256");
+    let told = async || !serving.logged("health probe failed: no TLS connection: ").is_empty();
+    warmroute::testing::until("the fault to be told", told).await;
+    assert_eq!(Wire::connect(serving.clients).await.get("/v1/models").await.status(), 503);
 }

@@ -5,6 +5,7 @@
 pub mod raw;
 pub mod scalar;
 pub mod sections;
+pub mod tls;
 pub mod watch;
 pub mod worker;
 
@@ -20,6 +21,7 @@ use crate::core::price::PriceSettings;
 pub use sections::{
     Cache, Drain, Feedback, Health, Limits, Log, LogFormat, Random, Retries, Scrape, Timeouts,
 };
+pub use tls::{Tls, WorkerTls};
 pub use worker::Origin;
 
 /// How requests are placed.
@@ -70,6 +72,8 @@ pub struct Workers {
     pub api_key_file: Option<PathBuf>,
     #[serde(skip)]
     pub api_key: Option<Secret>,
+    /// For those with an `https://` address.
+    pub tls: WorkerTls,
 }
 
 /// A secret read from a file: it is in no dump, log or error.
@@ -98,6 +102,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the operator connects: metrics, health, control.
     pub admin: SocketAddr,
+    /// What clients are shown; they connect without TLS if absent.
+    pub tls: Option<Tls>,
     pub mode: Mode,
     pub random: Random,
     pub workers: Workers,
@@ -128,6 +134,7 @@ impl Default for Config {
         Config {
             listen: SocketAddr::from(([0, 0, 0, 0], 8080)),
             admin: SocketAddr::from(([0, 0, 0, 0], 9090)),
+            tls: None,
             mode: Mode::Kv,
             random: Random::default(),
             workers: Workers::default(),
@@ -189,8 +196,16 @@ impl Config {
                 raw.admin, raw.listen
             ));
         }
-        let mut workers =
-            Workers { fixed: raw.workers.fixed, api_key_file: raw.workers.api_key_file, api_key: None };
+        if let Some(tls) = &raw.tls {
+            tls.identity(&tls.read()?)?;
+        }
+        raw.workers.tls.client()?;
+        let mut workers = Workers {
+            fixed: raw.workers.fixed,
+            api_key_file: raw.workers.api_key_file,
+            api_key: None,
+            tls: raw.workers.tls,
+        };
         if let Some(path) = &workers.api_key_file {
             let secret = Secret(read_secret("workers.api_key_file", path)?);
             if secret.bearer().is_none() {
@@ -215,6 +230,7 @@ impl Config {
         Ok(Config {
             listen: raw.listen,
             admin: raw.admin,
+            tls: raw.tls,
             mode: raw.mode,
             random: raw.random,
             workers,

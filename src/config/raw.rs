@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::sections::Price;
 use super::{
     Cache, Config, Drain, Feedback, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape, Timeouts,
-    Worker, scalar,
+    Tls, Worker, WorkerTls, scalar,
 };
 
 /// The top level of the file.
@@ -23,6 +23,7 @@ pub struct Raw {
     pub listen: SocketAddr,
     #[serde(deserialize_with = "scalar::listen")]
     pub admin: SocketAddr,
+    pub tls: Option<Tls>,
     pub mode: Mode,
     pub random: Random,
     pub workers: RawWorkers,
@@ -44,6 +45,7 @@ impl Default for Raw {
         Raw {
             listen: config.listen,
             admin: config.admin,
+            tls: config.tls,
             mode: config.mode,
             random: config.random,
             workers: RawWorkers::default(),
@@ -68,6 +70,7 @@ pub struct RawWorkers {
     #[serde(rename = "static", deserialize_with = "distinct_workers")]
     pub fixed: Vec<Worker>,
     pub api_key_file: Option<PathBuf>,
+    pub tls: WorkerTls,
 }
 
 #[derive(Deserialize)]
@@ -92,7 +95,7 @@ fn distinct_workers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Worker>, D
             let mut seen = HashSet::new();
             let mut workers = Vec::new();
             while let Some(RawWorker { url, capacity_tokens, prefill_speed }) = list.next_element()? {
-                if !seen.insert(url.clone()) {
+                if !seen.insert((url.host().to_owned(), url.port())) {
                     return Err(de::Error::custom(format_args!("{url} is in the list twice")));
                 }
                 let capacity_tokens = capacity_tokens.map(|tokens| tokens as u64);

@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 
 use super::{Config, ConfigError};
 
-/// How often the file is looked at. Kubernetes takes about a minute to bring a ConfigMap into a pod.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// How often a file is looked at. Kubernetes takes about a minute to bring a ConfigMap into a pod.
+pub const INTERVAL: Duration = Duration::from_secs(1);
 /// And how soon again if somebody waits for it.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -32,21 +32,30 @@ impl Source {
     }
 }
 
-/// What a look at the file has found: its text, or why it cannot be read.
-type Found = Result<String, String>;
+/// What a look at a file has found: its contents, or why it cannot be read.
+type Found<T> = Result<T, String>;
 
 /// Tells edits from what is only on its way to be one.
-struct Edits {
-    known: Found,
+pub struct Edits<T> {
+    known: Found<T>,
     /// Found by the last look, if it is to be confirmed by another one.
-    pending: Option<Found>,
+    pending: Option<Found<T>>,
     /// Somebody has asked for the contents, even if they are known.
     asked: bool,
 }
 
-impl Edits {
+impl<T: PartialEq> Edits<T> {
+    pub fn from(known: Found<T>) -> Edits<T> {
+        Edits { known, pending: None, asked: false }
+    }
+
+    /// What was handed on last.
+    pub fn known(&self) -> &Found<T> {
+        &self.known
+    }
+
     /// Takes what a look has found; whether it is to be handed on.
-    fn look(&mut self, found: Found) -> bool {
+    pub fn look(&mut self, found: Found<T>) -> bool {
         if !self.asked && found == self.known {
             self.pending = None;
             return false;
@@ -66,7 +75,7 @@ impl Edits {
 /// once, and its contents handed on even if they are the same.
 pub async fn watch(source: Source, look_now: &Notify, mut changed: impl FnMut(Result<Config, ConfigError>)) {
     let Source { path, text } = source;
-    let mut edits = Edits { known: Ok(text), pending: None, asked: false };
+    let mut edits = Edits::from(Ok(text));
     loop {
         let pause = if edits.asked { AGAIN } else { INTERVAL };
         edits.asked |= tokio::time::timeout(pause, look_now.notified()).await.is_ok();
@@ -92,13 +101,13 @@ async fn read(path: PathBuf) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn text(text: &str) -> Found {
+    fn text(text: &str) -> Found<String> {
         Ok(text.to_owned())
     }
 
     #[test]
     fn an_edit_counts_once_two_looks_agree() {
-        let mut edits = Edits { known: text("old"), pending: None, asked: false };
+        let mut edits = Edits::from(text("old"));
         assert!(!edits.look(text("old")));
         assert!(!edits.look(text("half")));
         assert!(!edits.look(text("whole")));
@@ -113,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_handed_on_even_if_it_is_known_but_not_by_halves() {
-        let mut edits = Edits { known: text("old"), pending: None, asked: true };
+        let mut edits = Edits { asked: true, ..Edits::from(text("old")) };
         assert!(!edits.look(text("old")));
         assert!(edits.look(text("old")));
         edits.asked = true;

@@ -4,22 +4,24 @@ use std::fmt;
 
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize, Serializer};
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::scalar;
 
 /// Where a worker listens. Two spellings of one place are equal: the host is lower-case and the port always given.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Origin {
+    https: bool,
     host: String,
     port: u16,
 }
 
 impl Origin {
-    /// Reads `http://host:port`. The error says what is wrong with it.
+    /// Reads `http://host:port` or `https://host:port`. The error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Origin, String> {
         let refuse =
             |why: &str| Err(format!("`{text}` is not a worker's address: {why}, as in http://10.0.0.7:8000"));
-        let Some(rest) = strip_scheme(text) else {
+        let Some((https, rest)) = split_scheme(text) else {
             return refuse("write it with its scheme");
         };
         let uri: http::Uri = match format!("http://{}", rest.trim_end_matches('/')).parse() {
@@ -35,12 +37,30 @@ impl Origin {
         }
         let host = authority.host().to_ascii_lowercase();
         match authority.as_str().rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
-            None => Ok(Origin { host, port: 80 }),
+            None => Ok(Origin { https, host, port: if https { 443 } else { 80 } }),
             Some((_, port)) => match port.parse() {
-                Ok(port) if port > 0 && !host.is_empty() => Ok(Origin { host, port }),
+                Ok(port) if port > 0 && !host.is_empty() => Ok(Origin { https, host, port }),
                 _ => refuse("the port is a number from 1 to 65535"),
             },
         }
+        .and_then(|origin| match origin.https.then(|| origin.server_name()) {
+            Some(Err(why)) => refuse(&why),
+            Some(Ok(_)) | None => Ok(origin),
+        })
+    }
+
+    /// Is spoken to in TLS.
+    pub fn is_https(&self) -> bool {
+        self.https
+    }
+
+    /// The host as a certificate names it.
+    ///
+    /// # Errors
+    /// If it is a name that no certificate can have.
+    pub fn server_name(&self) -> Result<ServerName<'static>, String> {
+        ServerName::try_from(self.host().to_owned())
+            .map_err(|_| format!("`{}` is not a name that a certificate can have", self.host()))
     }
 
     /// Host name or IP address, without the brackets of an IPv6 address.
@@ -54,21 +74,29 @@ impl Origin {
 
     /// `host:port`, as in a `Host` header.
     pub fn authority(&self) -> String {
-        match self.port {
-            80 => self.host.clone(),
-            port => format!("{}:{port}", self.host),
+        match (self.https, self.port) {
+            (false, 80) | (true, 443) => self.host.clone(),
+            (_, port) => format!("{}:{port}", self.host),
         }
+    }
+
+    /// As short as it can be told from others, for labels: `host:port`, as in a `Host` header, or `https://host:port`.
+    pub fn label(&self) -> String {
+        if self.https { self.to_string() } else { self.authority() }
     }
 }
 
-fn strip_scheme(text: &str) -> Option<&str> {
+/// Whether the scheme is `https`, and what follows.
+fn split_scheme(text: &str) -> Option<(bool, &str)> {
     let (scheme, rest) = text.split_once("://")?;
-    scheme.eq_ignore_ascii_case("http").then_some(rest)
+    let https = scheme.eq_ignore_ascii_case("https");
+    (https || scheme.eq_ignore_ascii_case("http")).then_some((https, rest))
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}:{}", self.host, self.port)
+        let scheme = if self.https { "https" } else { "http" };
+        write!(f, "{scheme}://{}:{}", self.host, self.port)
     }
 }
 
@@ -95,6 +123,12 @@ mod tests {
             assert_eq!(origin.to_string(), "http://worker-1:80", "{text}");
             assert_eq!(origin.authority(), "worker-1", "{text}");
         }
+        for text in ["https://Worker-1:443", "HTTPS://worker-1/", "https://worker-1"] {
+            let origin = Origin::parse(text).unwrap();
+            assert_eq!(origin.to_string(), "https://worker-1:443", "{text}");
+            assert_eq!(origin.authority(), "worker-1", "{text}");
+        }
+        assert!(Origin::parse("https://[::1]:8000").unwrap().server_name().is_ok());
         let six = Origin::parse("http://[::1]:8000").unwrap();
         assert_eq!((six.host(), six.port(), six.authority()), ("::1", 8000, "[::1]:8000".to_owned()));
         assert_eq!(Origin::parse("http://[::1]").unwrap().port(), 80);
@@ -104,7 +138,8 @@ mod tests {
     fn what_is_no_address_is_refused_with_the_reason() {
         for (text, reason) in [
             ("worker-1:8000", "scheme"),
-            ("https://worker-1:8000", "scheme"),
+            ("ftp://worker-1:8000", "scheme"),
+            ("https://worker..1:8000", "certificate"),
             ("http://worker-1:8000/v1", "without a path"),
             ("http://worker-1:8000?x", "without a path"),
             ("http://worker-1:8000#x", "without a path"),

@@ -27,6 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::Instant;
 
+use super::stream::{Secure, Stream};
 use crate::config::Origin;
 
 /// A request as it goes to a worker: its body is whole.
@@ -58,6 +59,10 @@ pub enum ExchangeError {
     /// This side has no socket left to connect with, which says nothing of the worker; it has seen nothing of the request.
     #[error("no connection can be opened from here: {0}")]
     Local(#[source] io::Error),
+    /// No secure connection came about: the worker's certificate is not accepted, or it does not speak TLS. It has seen
+    /// nothing of the request.
+    #[error("no TLS connection: {0}")]
+    Insecure(#[source] io::Error),
     /// A kept connection was closed by the worker before a byte of answer: it was idle for too long, and the request met
     /// its end.
     #[error("the kept connection was already closed: {0}")]
@@ -94,7 +99,7 @@ impl ExchangeError {
 
 /// The socket, noting whether anything has been read since it was last asked.
 struct Socket {
-    stream: TcpStream,
+    stream: Stream,
     heard: Arc<AtomicBool>,
 }
 
@@ -135,6 +140,11 @@ impl AsyncWrite for Socket {
     }
 }
 
+async fn within<T>(limit: Duration, connecting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+    tokio::time::timeout(limit, connecting).await.map_err(late)?
+}
+
 /// Counts an open connection for as long as it lives.
 struct Counted(IntGauge);
 
@@ -160,26 +170,31 @@ pub struct Connection {
 
 /// A connection to a worker that no longer speaks HTTP.
 pub struct Tunnel {
-    pub stream: TcpStream,
+    pub stream: Stream,
     /// What the worker sent at once in the new protocol.
     pub early: Bytes,
     _counted: Counted,
 }
 
 impl Connection {
-    async fn open(origin: &Origin, timeout: Duration, open: IntGauge) -> io::Result<Connection> {
-        let connecting = TcpStream::connect((origin.host(), origin.port()));
-        let stream = tokio::time::timeout(timeout, connecting)
+    async fn open(shared: &Shared, limit: Duration) -> Result<Connection, ExchangeError> {
+        let Shared { origin, secure, open, .. } = shared;
+        let stream = within(limit, TcpStream::connect((origin.host(), origin.port())))
             .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))??;
-        stream.set_nodelay(true)?;
+            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+            .map_err(ExchangeError::of_connecting)?;
+        let stream = if origin.is_https() {
+            within(limit, secure.wrap(stream, origin)).await.map_err(ExchangeError::Insecure)?
+        } else {
+            Stream::Plain(stream)
+        };
         let heard = Arc::new(AtomicBool::new(false));
         let socket = Socket { stream, heard: heard.clone() };
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(READ_AHEAD)
             .handshake(TokioIo::new(socket))
             .await
-            .map_err(|error| io::Error::other(error.to_string()))?;
+            .map_err(ExchangeError::Broken)?;
         open.inc();
         Ok(Connection {
             sender,
@@ -189,7 +204,7 @@ impl Connection {
             heard,
             reused: false,
             idle_since: Instant::now(),
-            _counted: Counted(open),
+            _counted: Counted(open.clone()),
         })
     }
 
@@ -370,14 +385,15 @@ pub struct Pool {
 
 struct Shared {
     origin: Origin,
+    secure: Secure,
     /// The one used last is on top, so that the others grow old.
     idle: Mutex<Vec<Connection>>,
     open: IntGauge,
 }
 
 impl Pool {
-    pub fn new(origin: Origin, open: IntGauge) -> Pool {
-        Pool { shared: Arc::new(Shared { origin, idle: Mutex::default(), open }) }
+    pub fn new(origin: Origin, secure: Secure, open: IntGauge) -> Pool {
+        Pool { shared: Arc::new(Shared { origin, secure, idle: Mutex::default(), open }) }
     }
 
     /// Sends `request` on a kept connection that is younger than `pool_idle`, else on a new one.
@@ -399,14 +415,13 @@ impl Pool {
     /// Sends `request` on a new connection.
     ///
     /// # Errors
-    /// [`ExchangeError::Connect`], [`ExchangeError::Local`] and [`ExchangeError::Broken`].
+    /// All but [`ExchangeError::Stale`].
     pub async fn send_anew(
         &self,
         request: Outgoing,
         connect: Duration,
     ) -> Result<Response<Answer>, ExchangeError> {
-        let opening = Connection::open(&self.shared.origin, connect, self.shared.open.clone());
-        let connection = opening.await.map_err(ExchangeError::of_connecting)?;
+        let connection = Connection::open(&self.shared, connect).await?;
         connection.exchange(self.clone(), request).await
     }
 

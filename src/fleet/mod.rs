@@ -13,6 +13,7 @@ pub mod models;
 pub mod probe;
 pub mod reading;
 pub mod scrape;
+pub mod stream;
 pub mod worker;
 
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ use activity::Found;
 use connection::ExchangeError;
 use health::{Event, Reason, Standing};
 use models::{Directory, Group};
+use stream::Secure;
 use worker::Worker;
 
 /// Tokens in a block of the engine, until it is told otherwise: vLLM's default.
@@ -87,6 +89,7 @@ pub struct Fleet {
     scrape: ArcSwap<config::Scrape>,
     planner: Arc<Planner>,
     metrics: Arc<Metrics>,
+    secure: Secure,
     clock: Clock,
 }
 
@@ -95,6 +98,7 @@ impl Fleet {
         settings: config::Health,
         planner: Arc<Planner>,
         metrics: Arc<Metrics>,
+        secure: Secure,
         clock: Clock,
     ) -> Arc<Fleet> {
         Arc::new(Fleet {
@@ -106,6 +110,7 @@ impl Fleet {
             scrape: ArcSwap::from_pointee(config::Scrape::default()),
             planner,
             metrics,
+            secure,
             clock,
         })
     }
@@ -184,7 +189,7 @@ impl Fleet {
         });
         let probed = self.settings.load().interval.is_some();
         tracing::info!(worker = %config.url, "worker joined");
-        Arc::new(Worker::new(id, config.clone(), probed, &self.metrics))
+        Arc::new(Worker::new(id, config.clone(), probed, self.secure.clone(), &self.metrics))
     }
 
     /// Tells the health of `worker` what happened to it.

@@ -115,7 +115,7 @@ async fn read_page(
     let response = worker.pool.send_anew(request, connect).await.map_err(|error| match error {
         ExchangeError::Connect(error) if error.kind() == io::ErrorKind::ConnectionRefused => Scraped::Refused,
         ExchangeError::Connect(error) if error.kind() == io::ErrorKind::TimedOut => Scraped::Timeout,
-        ExchangeError::Connect(_) | ExchangeError::Local(_) => Scraped::Connect,
+        ExchangeError::Connect(_) | ExchangeError::Local(_) | ExchangeError::Insecure(_) => Scraped::Connect,
         _ => Scraped::Broken,
     })?;
     if response.status() != StatusCode::OK {

@@ -13,6 +13,7 @@ use super::health::{Event, Health, Reason, Standing};
 use super::listing::Listed;
 use super::models::Models;
 use super::scrape::Engine;
+use super::stream::Secure;
 use crate::config::{self, Origin};
 use crate::core::ids::{Time, WorkerId};
 use crate::metrics::{Label, Metrics, WorkerMetrics, WorkerState};
@@ -45,15 +46,21 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(id: WorkerId, config: config::Worker, probed: bool, metrics: &Metrics) -> Worker {
+    pub(super) fn new(
+        id: WorkerId,
+        config: config::Worker,
+        probed: bool,
+        secure: Secure,
+        metrics: &Metrics,
+    ) -> Worker {
         let authority = config.url.authority();
-        let metrics = metrics.worker(authority.clone());
+        let metrics = metrics.worker(config.url.label());
         let health = Health::new(probed);
         metrics.set_state(label(health.standing()));
         Worker {
             id,
             authority: HeaderValue::try_from(&authority).expect("a host and port that a URI took"),
-            pool: Pool::new(config.url.clone(), metrics.connections.clone()),
+            pool: Pool::new(config.url.clone(), secure, metrics.connections.clone()),
             eligible: AtomicBool::new(health.is_eligible()),
             calm: AtomicBool::new(health.is_calm()),
             engine: Mutex::default(),

@@ -2,6 +2,7 @@
 //! time, until it ends or the drain ends it.
 
 use std::future::poll_fn;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,12 +17,14 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prometheus::IntGauge;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 use tower::ServiceExt;
 
 use super::socket::{Remote, Socket};
+use super::tls::{Acceptor, Begun, agreed_http2};
 use super::{Busy, Client, Proxy, stack};
 use crate::config::Config;
 use crate::lifecycle::{Blocker, Phase};
@@ -31,6 +34,8 @@ const LEAST_BUFFER: usize = 8 << 10;
 /// How long, and for how many bytes, a client whose request made no sense is listened to after it was told so.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: u64 = 1 << 20;
+/// For a TLS handshake, from the connection's opening.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// What an HTTP/2 client says first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The time between looks at a preface that comes in pieces, which none does in practice.
@@ -45,7 +50,13 @@ const SEND_BUFFER: usize = 64 << 10;
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serves the connection to its end, which the drain waits for by `_blocker`.
-pub async fn serve(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, _blocker: Blocker) {
+pub async fn serve(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Option<Acceptor>,
+    proxy: Arc<Proxy>,
+    _blocker: Blocker,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!("client connection ended at once: {error}");
         return;
@@ -53,17 +64,53 @@ pub async fn serve(stream: TcpStream, peer: SocketAddr, proxy: Arc<Proxy>, _bloc
     let _open = Open::count(proxy.metrics.client_connections.clone());
     let config = proxy.config.load_full();
     let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
+    let begin_time = if tls.is_some() { head_time.min(HANDSHAKE_TIME) } else { head_time };
     let (socket, remote) = Socket::new(stream);
     let spoken = tokio::select! {
-        spoken = timeout(head_time, speaks_http2(&socket)) => spoken,
+        spoken = timeout(begin_time, begin(socket, tls)) => spoken,
         // Nothing was asked on it yet, so nothing is lost.
         () = proxy.drain.at_least(Phase::Draining) => return,
     };
+    let client = |proto| Arc::new(Client::new(peer, proto));
     match spoken {
-        Ok(Ok(false)) => serve_http1(socket, remote, peer, proxy, &config).await,
-        Ok(Ok(true)) => serve_http2(socket, peer, proxy, &config).await,
-        // It brought nothing in time, or ended.
-        Ok(Err(_)) | Err(_) => {}
+        Ok(Ok(Spoken::Http1(socket))) => serve_http1(socket, remote, client("http"), proxy, &config).await,
+        Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, client("http"), proxy, &config).await,
+        Ok(Ok(Spoken::Https1(stream))) => serve_http1(stream, remote, client("https"), proxy, &config).await,
+        Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, client("https"), proxy, &config).await,
+        Ok(Ok(Spoken::NoTls(socket))) => turn_away(socket).await,
+        Ok(Err(error)) => tracing::debug!("client connection ended before a request: {error}"),
+        Err(_) => tracing::debug!("client connection brought nothing in time"),
+    }
+}
+
+/// What a connection turned out to be.
+enum Spoken {
+    Http1(Socket),
+    Http2(Socket),
+    Https1(Box<TlsStream<Socket>>),
+    Https2(Box<TlsStream<Socket>>),
+    NoTls(Socket),
+}
+
+async fn begin(socket: Socket, tls: Option<Acceptor>) -> io::Result<Spoken> {
+    let Some(tls) = tls else {
+        return Ok(if speaks_http2(&socket).await? { Spoken::Http2(socket) } else { Spoken::Http1(socket) });
+    };
+    Ok(match tls.accept(socket).await? {
+        Begun::Secure(stream) if agreed_http2(&stream) => Spoken::Https2(stream),
+        Begun::Secure(stream) => Spoken::Https1(stream),
+        Begun::Plain(socket) => Spoken::NoTls(socket),
+    })
+}
+
+/// Tells a client that speaks plain HTTP where TLS is spoken.
+async fn turn_away(mut socket: Socket) {
+    let body = r#"{"error":{"message":"This port speaks TLS: use https://.","type":"invalid_request_error","param":null,"code":"tls_required"}}"#;
+    let head =
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length";
+    let answer = format!("{head}: {}\r\n\r\n{body}", body.len());
+    if socket.write_all(answer.as_bytes()).await.is_ok() {
+        close(socket, LINGER).await;
     }
 }
 
@@ -82,8 +129,13 @@ async fn speaks_http2(socket: &Socket) -> std::io::Result<bool> {
     }
 }
 
-async fn serve_http1(socket: Socket, remote: Remote, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
-    let client = Arc::new(Client::new(peer));
+async fn serve_http1<S: Stream>(
+    stream: S,
+    remote: Remote,
+    client: Arc<Client>,
+    proxy: Arc<Proxy>,
+    config: &Config,
+) {
     let stack = stack::stack(proxy.clone());
     let (asking, asked) = (client.clone(), remote.clone());
     let serving = proxy.clone();
@@ -100,7 +152,7 @@ async fn serve_http1(socket: Socket, remote: Remote, peer: SocketAddr, proxy: Ar
             })
         })
     });
-    let mut connection = http1_builder(config).serve_connection(TokioIo::new(socket), service);
+    let mut connection = http1_builder(config).serve_connection(TokioIo::new(stream), service);
     // While a request is under way hyper looks for the client's end only if nothing stands before it.
     let mut left = pin!(remote.left());
     let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| match connection
@@ -124,12 +176,12 @@ async fn serve_http1(socket: Socket, remote: Remote, peer: SocketAddr, proxy: Ar
         Ended::Served(Ok(())) => {
             remote.finished();
             let parts = connection.into_parts();
-            let socket = parts.io.into_inner();
+            let stream = parts.io.into_inner();
             let tunnel = client.tunnel.lock().take();
             match tunnel {
-                None => close(socket, Duration::ZERO).await,
+                None => close(stream, Duration::ZERO).await,
                 Some(tunnel) => tokio::select! {
-                    result = tunnel.join(socket, parts.read_buf) => {
+                    result = tunnel.join(stream, parts.read_buf) => {
                         if let Err(error) = result {
                             tracing::debug!("a tunnel broke: {error}");
                         }
@@ -166,9 +218,8 @@ fn http1_builder(config: &Config) -> http1::Builder {
     builder
 }
 
-/// HTTP/2 without TLS, by prior knowledge.
-async fn serve_http2(socket: Socket, peer: SocketAddr, proxy: Arc<Proxy>, config: &Config) {
-    let client = Arc::new(Client::new(peer));
+/// HTTP/2: in TLS by agreement, without by prior knowledge.
+async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy>, config: &Config) {
     let stack = stack::stack(proxy.clone());
     let serving = proxy.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -185,7 +236,7 @@ async fn serve_http2(socket: Socket, peer: SocketAddr, proxy: Arc<Proxy>, config
         .max_header_list_size(u32::try_from(config.limits.head).unwrap_or(u32::MAX))
         .keep_alive_interval(config.timeouts.client_head)
         .keep_alive_timeout(PING_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let result = tokio::select! {
         result = connection.as_mut() => result,
         () = proxy.drain.at_least(Phase::Draining) => {
@@ -202,12 +253,17 @@ async fn serve_http2(socket: Socket, peer: SocketAddr, proxy: Arc<Proxy>, config
 }
 
 /// Ends the sending side, and listens on for a while.
-async fn close(mut socket: Socket, linger: Duration) {
-    if socket.shutdown().await.is_ok() && !linger.is_zero() {
-        let mut rest = socket.take(LINGER_BYTES);
+async fn close<S: Stream>(mut stream: S, linger: Duration) {
+    if stream.shutdown().await.is_ok() && !linger.is_zero() {
+        let mut rest = stream.take(LINGER_BYTES);
         let _ = timeout(linger, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     }
 }
+
+/// A socket, or TLS over one.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
 /// Counts a client connection while it lives.
 struct Open(IntGauge);

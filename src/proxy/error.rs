@@ -167,7 +167,7 @@ impl ProxyError {
     pub fn may_go_elsewhere(&self, repeatable: bool) -> bool {
         match self {
             ProxyError::Worker { cause, .. } => match cause {
-                ExchangeError::Connect(_) => true,
+                ExchangeError::Connect(_) | ExchangeError::Insecure(_) => true,
                 ExchangeError::Broken(_) | ExchangeError::Stale(_) | ExchangeError::Dying => repeatable,
                 ExchangeError::Nonsense(_) | ExchangeError::Unasked | ExchangeError::Local(_) => false,
             },

@@ -61,7 +61,9 @@ pub async fn send(
         // Not a failed request yet.
         tracing::debug!("another worker is asked: {error}");
         proxy.metrics.retries.inc(match error {
-            ProxyError::Worker { cause: ExchangeError::Connect(_), .. } => Retry::Connect,
+            ProxyError::Worker { cause: ExchangeError::Connect(_) | ExchangeError::Insecure(_), .. } => {
+                Retry::Connect
+            }
             _ => Retry::Broken,
         });
         placed = next;

@@ -50,7 +50,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let config = proxy.config.load_full();
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
-    let mut head = UpstreamHead::of(head, client.peer, rand::random())?;
+    let mut head = UpstreamHead::of(head, client.peer, client.proto, rand::random())?;
     let mut held = Held::none(&proxy.metrics.body_bytes);
     let caps =
         Caps { each: config.limits.body, all: config.limits.bodies, idle: config.timeouts.client_body };

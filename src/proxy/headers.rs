@@ -27,11 +27,16 @@ pub struct UpstreamHead {
 }
 
 impl UpstreamHead {
-    /// Turns the client's head into the worker's. `random` makes a request id where the client sent none.
+    /// Turns the client's head into the worker's. `proto` is what the client speaks: `http` or `https`. `random` makes a request id where the client sent none.
     ///
     /// # Errors
     /// If the target is not a path (`CONNECT`), or hosts are named that differ.
-    pub fn of(head: Parts, peer: SocketAddr, random: u128) -> Result<UpstreamHead, ProxyError> {
+    pub fn of(
+        head: Parts,
+        peer: SocketAddr,
+        proto: &'static str,
+        random: u128,
+    ) -> Result<UpstreamHead, ProxyError> {
         let Parts { method, uri, mut headers, version, .. } = head;
         if method == Method::CONNECT {
             return Err(ProxyError::Target);
@@ -54,7 +59,7 @@ impl UpstreamHead {
         if version == Version::HTTP_2 {
             join_cookies(&mut headers);
         }
-        forward_client(&mut headers, peer, asked_host);
+        forward_client(&mut headers, peer, proto, asked_host);
         if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID)
             && let Ok(id) = HeaderValue::try_from(format!("{random:032x}"))
         {
@@ -70,7 +75,12 @@ impl UpstreamHead {
 }
 
 /// Says for whom the request is sent. What an outer proxy has said stays.
-fn forward_client(headers: &mut HeaderMap, peer: SocketAddr, asked_host: Option<HeaderValue>) {
+fn forward_client(
+    headers: &mut HeaderMap,
+    peer: SocketAddr,
+    proto: &'static str,
+    asked_host: Option<HeaderValue>,
+) {
     let mut chain = Vec::new();
     for before in headers.get_all(FORWARDED_FOR) {
         chain.extend_from_slice(before.as_bytes());
@@ -80,7 +90,7 @@ fn forward_client(headers: &mut HeaderMap, peer: SocketAddr, asked_host: Option<
     if let Ok(chain) = HeaderValue::try_from(chain) {
         headers.insert(FORWARDED_FOR, chain);
     }
-    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
     if let Some(host) = asked_host {
         headers.entry(FORWARDED_HOST).or_insert(host);
     }
@@ -116,6 +126,7 @@ fn without_origin(location: &HeaderValue, authority: &HeaderValue) -> Option<Hea
     let same = there.eq_ignore_ascii_case(authority.to_str().ok()?)
         || there
             .strip_suffix(":80")
+            .or_else(|| there.strip_suffix(":443"))
             .is_some_and(|host| host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()));
     same.then(|| location.path_and_query()?.as_str().try_into().ok()).flatten()
 }
@@ -183,7 +194,7 @@ mod tests {
     }
 
     fn upstream(uri: &str, headers: &[(&str, &str)]) -> UpstreamHead {
-        UpstreamHead::of(parts("POST", uri, headers), "10.1.2.3:4567".parse().unwrap(), 7).unwrap()
+        UpstreamHead::of(parts("POST", uri, headers), "10.1.2.3:4567".parse().unwrap(), "http", 7).unwrap()
     }
 
     #[test]
@@ -268,7 +279,7 @@ mod tests {
     #[test]
     fn hosts_that_contradict_each_other_are_refused() {
         let two = parts("GET", "/", &[("host", "a"), ("host", "b")]);
-        assert!(UpstreamHead::of(two, "10.1.2.3:4567".parse().unwrap(), 7).is_err());
+        assert!(UpstreamHead::of(two, "10.1.2.3:4567".parse().unwrap(), "http", 7).is_err());
     }
 
     #[test]
@@ -280,7 +291,8 @@ mod tests {
         assert_eq!(absolute.target.to_string(), "/v1/models?x");
         assert_eq!(absolute.headers["x-forwarded-host"], "169.254.169.254:80");
         assert!(
-            UpstreamHead::of(parts("CONNECT", "a:443", &[]), "10.1.2.3:4567".parse().unwrap(), 7).is_err()
+            UpstreamHead::of(parts("CONNECT", "a:443", &[]), "10.1.2.3:4567".parse().unwrap(), "http", 7)
+                .is_err()
         );
     }
 }

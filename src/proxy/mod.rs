@@ -1,6 +1,7 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
-//! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`] within its limits;
+//! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`], or what [`tls`] makes of it,
+//!    within its limits;
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
@@ -34,6 +35,7 @@ pub mod server;
 pub mod socket;
 pub mod sse;
 pub mod stack;
+pub mod tls;
 pub mod tunnel;
 pub mod upstream;
 pub mod usage;
@@ -152,6 +154,8 @@ impl Proxy {
 /// One client connection, as far as its requests care.
 pub struct Client {
     pub peer: SocketAddr,
+    /// `http` or `https`.
+    pub proto: &'static str,
     /// The worker drawn for this connection in mode `random`. Weak: an idle connection does not hold a worker that left.
     pinned: Mutex<Weak<Worker>>,
     /// What the connection becomes when the response under way is written.
@@ -161,9 +165,10 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(peer: SocketAddr) -> Client {
+    pub fn new(peer: SocketAddr, proto: &'static str) -> Client {
         Client {
             peer,
+            proto,
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
             busy: AtomicBool::new(false),

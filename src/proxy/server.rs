@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::Proxy;
 use super::connection;
+use super::tls::Acceptor;
 use crate::lifecycle::Phase;
 
 /// After a failed `accept` (out of file descriptors), the next one is tried this much later.
@@ -17,7 +18,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until the drain has come so far that no connection is taken any more. Running ones go on by themselves and block
 /// the drain's end.
-pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
+pub async fn serve(listener: TcpListener, tls: Option<Acceptor>, proxy: Arc<Proxy>) {
     let limits = proxy.config.load().limits.clone();
     let slots = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
     let mut draining = pin!(proxy.drain.at_least(Phase::Draining));
@@ -29,7 +30,8 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
         };
         match taken {
             Ok((stream, peer, slot)) => {
-                let serving = connection::serve(stream, peer, proxy.clone(), proxy.drain.block());
+                let serving =
+                    connection::serve(stream, peer, tls.clone(), proxy.clone(), proxy.drain.block());
                 tokio::spawn(async move {
                     serving.await;
                     drop(slot);

@@ -4,10 +4,9 @@
 use std::io;
 
 use bytes::Bytes;
-use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 
 use super::place::Placed;
-use super::socket::Socket;
 use crate::fleet::connection::Tunnel;
 
 /// A worker's side that waits for its client's, with the request's place at the worker.
@@ -21,10 +20,12 @@ impl Tunnelled {
     ///
     /// # Errors
     /// If either side breaks.
-    pub async fn join(self, mut client: Socket, early: Bytes) -> io::Result<()> {
+    pub async fn join(self, mut client: impl AsyncRead + AsyncWrite + Unpin, early: Bytes) -> io::Result<()> {
         let Tunnelled { mut worker, placed } = self;
         client.write_all(&worker.early).await?;
+        client.flush().await?;
         worker.stream.write_all(&early).await?;
+        worker.stream.flush().await?;
         let (up, down) = copy_bidirectional(&mut client, &mut worker.stream).await?;
         tracing::debug!(worker = %placed.worker.url, up, down, "a tunnel has ended");
         Ok(())

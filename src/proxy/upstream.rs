@@ -82,6 +82,7 @@ impl Upstream {
                     ExchangeError::Connect(_) | ExchangeError::Local(_) => {
                         (Event::Unreachable, FailureKind::Connect)
                     }
+                    ExchangeError::Insecure(_) => (Event::Broke, FailureKind::Connect),
                     ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
                     ExchangeError::Stale(_)
                     | ExchangeError::Broken(_)
