@@ -66,6 +66,8 @@ struct Serving {
     clients: std::net::SocketAddr,
     admin: std::net::SocketAddr,
     log: Arc<Mutex<Vec<String>>>,
+    /// It is followed, so it must not go.
+    _config: tempfile::NamedTempFile,
 }
 
 impl Drop for Serving {
@@ -110,7 +112,7 @@ impl Serving {
             let log = log.clone();
             move || lines.for_each(|line| log.lock().push(line))
         });
-        Serving { child, clients, admin, log }
+        Serving { child, clients, admin, log, _config: config }
     }
 
     fn logged(&self, words: &str) -> Vec<String> {
@@ -285,6 +287,7 @@ async fn shown(to: std::net::SocketAddr, authority: &Authority) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_new_certificate_is_taken_up_and_a_bad_pair_is_not() {
+    const REFUSED: &str = "the new certificate is refused and the old one stays in force";
     let (authority, engine) = (Authority::new(), FakeEngine::start().await);
     let issued = || authority.issue(&["proxy.test"]);
     let der = |issued: &Issued| {
@@ -298,12 +301,12 @@ async fn a_new_certificate_is_taken_up_and_a_bad_pair_is_not() {
     assert_eq!(shown(serving.clients, &authority).await, der(&old));
 
     authority.file("tls.crt", &new.certificate);
-    let refused = async || !serving.logged("the new certificate is refused and the old one stays").is_empty();
+    let refused = async || !serving.logged(REFUSED).is_empty();
     warmroute::testing::until("the bad pair to be noticed", refused).await;
     assert!(
-        serving.logged("refused")[0].contains("is not the key of tls.certificate"),
+        serving.logged(REFUSED)[0].contains("is not the key of tls.certificate"),
         "{:?}",
-        serving.logged("refused")
+        serving.logged(REFUSED)
     );
     assert_eq!(shown(serving.clients, &authority).await, der(&old));
 
@@ -312,10 +315,10 @@ async fn a_new_certificate_is_taken_up_and_a_bad_pair_is_not() {
     warmroute::testing::until("the new pair to be in force", taken).await;
 
     std::fs::remove_file(&certificate).expect("it was there");
-    let gone = async || serving.logged("refused").len() == 2;
+    let gone = async || serving.logged(REFUSED).len() == 2;
     warmroute::testing::until("the missing file to be noticed", gone).await;
     assert_eq!(shown(serving.clients, &authority).await, der(&new));
-    assert_eq!(serving.logged("refused").len(), 2, "each is told once");
+    assert_eq!(serving.logged(REFUSED).len(), 2, "each is told once");
 }
 
 #[tokio::test]
