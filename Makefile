@@ -1,6 +1,6 @@
 # One command runs all that is checked before a change lands; .ci/run is the same list on a new machine.
 
-.PHONY: check fmt clippy test doc deploy-check demo bench
+.PHONY: check fmt clippy test doc deploy-check faults demo bench
 
 check: fmt clippy test doc deploy-check
 
@@ -18,6 +18,13 @@ doc:
 
 deploy-check:
 	deploy/check
+
+# Random faults over random traffic, and a checker; needs no other program.
+SEED ?= 1
+SECONDS ?= 600
+faults:
+	WARMROUTE_FAULTS_SEED=$(SEED) WARMROUTE_FAULTS_SECONDS=$(SECONDS) \
+		cargo test --locked --test faults -- --ignored --nocapture faults_for_as_long_as_asked
 
 demo:
 	cargo run --release --locked -- demo

@@ -183,6 +183,11 @@ impl FakeEngine {
         self.shared.seen.borrow().clone()
     }
 
+    /// Forgets them, in a run that is too long to keep them.
+    pub fn forget_seen(&self) {
+        self.shared.seen.send_modify(Vec::clear);
+    }
+
     /// Waits until `count` requests have come.
     pub async fn saw(&self, count: usize) -> Vec<Message> {
         let mut seen = self.shared.seen.subscribe();
