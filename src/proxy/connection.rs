@@ -141,10 +141,11 @@ async fn serve_http1<S: Stream>(
     let serving = proxy.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let busy = Busy::begin(asking.clone());
-        let remote = (request.version() == Version::HTTP_10).then(|| asked.clone());
+        let version = request.version();
+        let remote = (version == Version::HTTP_10).then(|| asked.clone());
         let proxy = serving.clone();
         stack.clone().oneshot((request, asking.clone())).map(move |answer| {
-            stack::rendered(answer, &proxy).map(|response| {
+            stack::rendered(answer, &proxy, version).map(|response| {
                 if let Some(remote) = remote.filter(|_| response.body().size_hint().exact().is_none()) {
                     remote.ends_by_close();
                 }
@@ -223,8 +224,11 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
     let stack = stack::stack(proxy.clone());
     let serving = proxy.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let proxy = serving.clone();
-        stack.clone().oneshot((request, client.clone())).map(move |answer| stack::rendered(answer, &proxy))
+        let (proxy, version) = (serving.clone(), request.version());
+        stack
+            .clone()
+            .oneshot((request, client.clone()))
+            .map(move |answer| stack::rendered(answer, &proxy, version))
     });
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder

@@ -176,6 +176,11 @@ impl ProxyError {
         }
     }
 
+    /// The request was not read to its end, so nothing can follow it on its connection.
+    pub fn ends_connection(&self) -> bool {
+        matches!(self, ProxyError::BodyStalled(_) | ProxyError::BodyBroken(_))
+    }
+
     /// The response for the client.
     pub fn render(&self) -> Response<ResponseBody> {
         let Facts { status, code, message, .. } = self.facts();

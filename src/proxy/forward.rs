@@ -25,7 +25,8 @@ use crate::core::prompt::Endpoint;
 use crate::fleet::connection::Answer;
 use crate::fleet::health::Event;
 
-/// Larger bodies are read apart from the runtime's threads, which have other requests to move meanwhile.
+/// Larger bodies are read apart from the runtime's threads, which have other requests to move meanwhile. To read so much takes
+/// from 0.06 ms (text) to 0.6 ms (token ids); to hand it to another thread, some hundredths.
 const READ_AT_ONCE: usize = 256 << 10;
 
 /// A request with what the connection and the stack know of it.

@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use tower::{Service, ServiceBuilder, service_fn};
 
@@ -51,9 +51,14 @@ fn panicked(panic: Box<dyn Any + Send>) -> Answered {
 pub fn rendered(
     answer: Result<Response<Accounted>, ProxyError>,
     proxy: &Proxy,
+    version: Version,
 ) -> Result<Response<Accounted>, Infallible> {
     Ok(answer.unwrap_or_else(|error| {
         error.log(&proxy.complaints);
-        error.render().map(Accounted::whole)
+        let mut response = error.render();
+        if error.ends_connection() && version < Version::HTTP_2 {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.map(Accounted::whole)
     }))
 }

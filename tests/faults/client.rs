@@ -46,21 +46,21 @@ fn manner(random: &mut StdRng) -> Manner {
 
 /// One connection of HTTP/1.1.
 pub async fn http1(ledger: &Ledger, to: SocketAddr, proceeds: impl Fn() -> bool) {
-    let mut wire = Wire::connect(to).await;
+    let (mut wire, mut before) = (Wire::connect(to).await, "a new connection".to_owned());
     for _ in 0..PER_CONNECTION {
         if !proceeds() {
             return;
         }
         let ask = ledger.ask();
-        match exchange(ledger, wire, &ask).await {
-            Some(again) => wire = again,
+        match exchange(ledger, wire, &ask, &before).await {
+            Some((again, how)) => (wire, before) = (again, how),
             None => return,
         }
     }
 }
 
-/// The connection, if it can be used again.
-async fn exchange(ledger: &Ledger, mut wire: Wire, ask: &Ask) -> Option<Wire> {
+/// The connection, if it can be used again, and what came over it last.
+async fn exchange(ledger: &Ledger, mut wire: Wire, ask: &Ask, before: &str) -> Option<(Wire, String)> {
     let random = &mut random(ledger.seed, ask.id, 2);
     let manner = manner(random);
     let length = ask.body.len();
@@ -122,13 +122,14 @@ async fn exchange(ledger: &Ledger, mut wire: Wire, ask: &Ask) -> Option<Wire> {
         _ => {}
     }
     let Some((head, raw)) = wire.head().await else {
-        ledger.violation(format!("request {id} ({path}): no answer; sending: {sent:?}"));
+        ledger.violation(format!("request {id} ({path}): no answer; sending: {sent:?}; before: {before}"));
         return None;
     };
     let answer = wire.body(head, raw, "POST").await;
     ledger.judge(ask, &answer.head, &answer.body, answer.complete);
     let goes_on = answer.complete && answer.head.get("connection").is_none_or(|value| value != "close");
-    (goes_on && manner != Manner::StallsWithin && sent.is_ok()).then_some(wire)
+    (goes_on && manner != Manner::StallsWithin && sent.is_ok())
+        .then(|| (wire, format!("{:?} {}", answer.head, answer.text())))
 }
 
 /// One connection of HTTP/2, with several requests at once.

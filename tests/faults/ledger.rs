@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -20,6 +21,8 @@ struct Contact {
 
 /// Old requests are forgotten: nothing of theirs can still be under way.
 const REMEMBERED: u64 = 50_000;
+/// How long the proxy may go by what it has seen of a worker in trouble.
+const AFTERMATH: Duration = Duration::from_secs(2);
 /// Violations that are kept; one is too many.
 const MOST: usize = 20;
 
@@ -29,6 +32,7 @@ pub struct Ledger {
     contacts: Mutex<HashMap<u64, Vec<Contact>>>,
     /// For each worker, how often trouble began or ended; odd while it is in trouble.
     troubles: Vec<AtomicU64>,
+    last_trouble: Mutex<Vec<Instant>>,
     outcomes: Mutex<HashMap<String, u64>>,
     violations: Mutex<Vec<String>>,
 }
@@ -40,6 +44,7 @@ impl Ledger {
             next: AtomicU64::new(1),
             contacts: Mutex::default(),
             troubles: (0..engines).map(|_| AtomicU64::new(0)).collect(),
+            last_trouble: Mutex::new(vec![Instant::now(); engines]),
             outcomes: Mutex::default(),
             violations: Mutex::default(),
         }
@@ -59,13 +64,15 @@ impl Ledger {
 
     /// The worker is about to be killed or to refuse connections, or has come back.
     pub fn trouble(&self, engine: usize) {
+        self.last_trouble.lock()[engine] = Instant::now();
         self.troubles[engine].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It was in trouble since it was asked.
+    /// It was in trouble since it was asked, or so shortly before that the proxy may still take it for unreachable.
     fn had_trouble(&self, contact: &Contact) -> bool {
         let now = self.troubles[contact.engine].load(Ordering::SeqCst);
-        now != contact.troubles || now % 2 == 1
+        let lately = || self.last_trouble.lock()[contact.engine].elapsed() < AFTERMATH;
+        now != contact.troubles || now % 2 == 1 || lately()
     }
 
     /// Whether the worker that was asked last broke the answer off.
