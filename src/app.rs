@@ -115,6 +115,7 @@ impl Bound {
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
         let Bound { clients, operator, tls, proxy } = self;
+        let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
             tracing::info!(%clients, admin = %operator, mode, "serving");
@@ -135,8 +136,8 @@ impl Bound {
             acceptor
         });
         tasks.spawn(proxy::server::serve(clients, acceptor, proxy.clone()));
-        if let Some(file) = file {
-            tasks.spawn(follow_config(file, proxy.clone()));
+        if let Some(following) = following {
+            tasks.spawn(following);
         }
         leave(&proxy, &stop).await
     }
@@ -181,23 +182,26 @@ async fn leave(proxy: &Proxy, stop: &Stop) -> Ended {
     ended
 }
 
-/// Takes up edits of the config file, and looks at it at once on SIGHUP.
-async fn follow_config(file: Source, proxy: Arc<Proxy>) {
+/// Takes up edits of the config file, and looks at it at once on SIGHUP, which is heard from the call on.
+fn follow_config(file: Source, proxy: Arc<Proxy>) -> impl Future<Output = ()> {
     let look_now = Arc::new(Notify::new());
-    // As the file said last. What is in force may be another mode since, and holds back what needs a restart.
-    let mut from_file = proxy.config.load_full();
-    let on_signal = async {
-        match lifecycle::on_hangup(&look_now) {
-            Ok(listening) => listening.await,
-            Err(error) => {
-                tracing::warn!("SIGHUP will not be heard: {error}");
-                pending().await
+    let hangup = lifecycle::on_hangup(look_now.clone());
+    async move {
+        // As the file said last. What is in force may be another mode since, and holds back what needs a restart.
+        let mut from_file = proxy.config.load_full();
+        let on_signal = async {
+            match hangup {
+                Ok(listening) => listening.await,
+                Err(error) => {
+                    tracing::warn!("SIGHUP will not be heard: {error}");
+                    pending().await
+                }
             }
+        };
+        tokio::select! {
+            () = watch::watch(file, &look_now, |read| take_up(&proxy, &mut from_file, read)) => {}
+            () = on_signal => {}
         }
-    };
-    tokio::select! {
-        () = watch::watch(file, &look_now, |read| take_up(&proxy, &mut from_file, read)) => {}
-        () = on_signal => {}
     }
 }
 

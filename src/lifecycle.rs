@@ -1,6 +1,8 @@
 //! The life of the process as types: its clock, what it was asked to do ([`Stop`]), and how far the drain has come
 //! ([`Phase`]).
 
+use std::sync::Arc;
+
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -88,11 +90,11 @@ impl Stop {
     }
 }
 
-/// Turns SIGHUP into notifications, for as long as the future is polled.
+/// Turns SIGHUP into notifications, for as long as the future is polled; from now on it does not end the process.
 ///
 /// # Errors
 /// If the system refuses the handler.
-pub fn on_hangup(notify: &Notify) -> std::io::Result<impl Future<Output = ()>> {
+pub fn on_hangup(notify: Arc<Notify>) -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {

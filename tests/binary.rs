@@ -333,3 +333,16 @@ async fn why_a_worker_in_tls_is_not_taken_is_in_the_log() {
     warmroute::testing::until("the fault to be told", told).await;
     assert_eq!(Wire::connect(serving.clients).await.get("/v1/models").await.status(), 503);
 }
+
+#[tokio::test]
+async fn a_hangup_with_the_file_as_it_was_leaves_a_switched_mode() {
+    let engine = FakeEngine::start().await;
+    let serving = Serving::start(&engine, "{announce: 0s}");
+    let mut admin = Wire::connect(serving.admin).await;
+    admin.send("PUT /mode HTTP/1.1\r\nhost: a\r\ncontent-length: 6\r\n\r\nrandom").await;
+    assert_eq!(admin.answer("PUT").await.expect("an answer").status(), 200);
+    serving.signal("HUP");
+    let read = async || !serving.logged("the config was read again and says the same").is_empty();
+    warmroute::testing::until("the file to be read", read).await;
+    assert!(admin.get("/mode").await.text().contains("random"));
+}

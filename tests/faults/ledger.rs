@@ -17,6 +17,8 @@ struct Contact {
     fate: Fate,
     /// See [`Ledger::troubles`].
     troubles: u64,
+    /// It had been in trouble so shortly before that the proxy might still take it for unreachable.
+    recovering: bool,
 }
 
 /// Old requests are forgotten: nothing of theirs can still be under way.
@@ -68,11 +70,10 @@ impl Ledger {
         self.troubles[engine].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It was in trouble since it was asked, or so shortly before that the proxy may still take it for unreachable.
+    /// It was in trouble since it was asked, or shortly before.
     fn had_trouble(&self, contact: &Contact) -> bool {
         let now = self.troubles[contact.engine].load(Ordering::SeqCst);
-        let lately = || self.last_trouble.lock()[contact.engine].elapsed() < AFTERMATH;
-        now != contact.troubles || now % 2 == 1 || lately()
+        now != contact.troubles || now % 2 == 1 || contact.recovering
     }
 
     /// Whether the worker that was asked last broke the answer off.
@@ -128,7 +129,8 @@ impl Ledger {
             self.violation(format!("request {id} ({}): {what}; before: {before:?}", ask.path));
         }
         let troubles = self.troubles[engine].load(Ordering::SeqCst);
-        before.push(Contact { engine, fate, troubles });
+        let recovering = self.last_trouble.lock()[engine].elapsed() < AFTERMATH;
+        before.push(Contact { engine, fate, troubles, recovering });
         fate.steps(&ask)
     }
 
