@@ -24,7 +24,8 @@ pub struct Args {
     /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
     #[arg(long)]
     pub workload: Vec<Kind>,
-    /// random, kv, round-robin, least-load, least-requests, `rendezvous[:BLOCKS[:BOUND]]`, fixed, `oracle[:WEIGHT]`
+    /// random, kv, round-robin, least-load, least-requests, `rendezvous[:BLOCKS[:BOUND]]`, fixed, `oracle[:WEIGHT]`; with a
+    /// suite, only those of its policies
     #[arg(long, value_delimiter = ',')]
     pub policy: Vec<PolicyName>,
     /// Workers
@@ -142,7 +143,12 @@ impl Args {
     pub fn jobs(&self) -> anyhow::Result<Vec<Job>> {
         ensure!(self.seeds > 0, "--seeds must be at least 1");
         if !self.suite.is_empty() {
-            return Ok(self.suite.iter().flat_map(|suite| suite.jobs(self.seeds)).collect());
+            let mut jobs: Vec<Job> = self.suite.iter().flat_map(|suite| suite.jobs(self.seeds)).collect();
+            if !self.policy.is_empty() {
+                let asked = |contestant: &Contestant| self.policy.contains(&contestant.policy);
+                jobs.iter_mut().for_each(|job| job.contestants.retain(asked));
+            }
+            return Ok(jobs);
         }
         if self.workload.is_empty() {
             let suites: Vec<String> =
