@@ -157,12 +157,9 @@ impl Cache {
         chain.iter().take_while(|hash| self.find(**hash).is_some()).count()
     }
 
-    /// How many of the chain's blocks, from its first on, at least `uses` requests of late have used.
-    pub fn popular(&self, chain: &[BlockHash], uses: f64, era: u16) -> usize {
-        let used =
-            |hash: &BlockHash| self.find(*hash).map_or(0, |slot| self.blocks[slot as usize].uses.at(era));
-        // Whoever uses a block uses all before it, so counts only fall along the chain.
-        chain.partition_point(|hash| f64::from(used(hash)) >= uses)
+    /// How many requests of late have used the block.
+    pub fn uses(&self, hash: BlockHash, era: u16) -> u16 {
+        self.find(hash).map_or(0, |slot| self.blocks[slot as usize].uses.at(era))
     }
 
     /// Pins the chain's blocks for a request that is sent now, taking room for those not held and for `filler` tokens.

@@ -24,7 +24,8 @@ pub struct PriceSettings {
     pub recent_weight: f64,
     /// The most that the recent past may cost, as a share of the prompt. 0 to 1.
     pub recent_cap: f64,
-    /// How many workers' shares of all requests a prefix may draw on one worker before another copy of it is free. 1 to 1,000.
+    /// How many workers' shares of all requests a prefix may draw to each worker that holds it, on average, before another copy of
+    /// it is free. 1 to 1,000.
     pub replicate_shares: f64,
     /// What a second of waiting for the memory of running requests counts. 0 to 4.
     pub memory_weight: f64,

@@ -18,6 +18,10 @@ const LINE_MEMORY: f64 = 512.0;
 const PACE_MEMORY: f64 = 48.0;
 /// Samples before either is believed.
 const ENOUGH: f64 = 5.0;
+/// A worker is taken to be as fast as the others while its pace differs by less than this, as a logarithm (0.15 is a sixth), and
+/// its own pace counts in full from twice that on. Workers that are equal would otherwise draw uneven traffic by chance, and
+/// the traffic by which they are measured would keep them apart.
+const DOUBTFUL: f64 = 0.15;
 /// A sample this many times slower than expected was waiting for something else (memory, other traffic).
 const OUTLIER: f64 = 4.0;
 /// Slow samples in a row that are no outliers any more: the worker has become slow.
@@ -114,7 +118,9 @@ impl Pace {
         if self.weight < ENOUGH {
             return self.told;
         }
-        let speed = typical * self.expected / self.actual;
+        let slower = (self.actual / self.expected).ln();
+        let certain = (slower.abs() / DOUBTFUL - 1.0).clamp(0.0, 1.0);
+        let speed = typical * (-slower * certain).exp();
         Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
     }
 
@@ -158,6 +164,13 @@ mod tests {
         for speed in speeds {
             near(speed, 30_000.0);
         }
+    }
+
+    #[test]
+    fn a_small_difference_is_taken_for_chance() {
+        let mixed: &[f64] = &[300.0, 2000.0, 4000.0, 900.0, 2500.0];
+        let speeds = learned(&[(1.0, mixed), (1.1, mixed)]);
+        assert_eq!(speeds[0], speeds[1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
-use crate::core::ids::{Time, WorkerId};
+use crate::core::ids::{BlockHash, Time, WorkerId};
 use crate::core::planner::{Fleet, Planner, Slot, Table};
 use crate::core::price::{PriceSettings, Terms};
 use crate::core::tally::Traffic;
@@ -139,24 +139,28 @@ impl<'a> View<'a> {
         (best, all.filter(|&at| at != best).min_by(|&a, &b| self.compare(a, b, random)))
     }
 
-    /// A prefix that draws more than its share of all requests to one worker gets another copy. Without that, a system prompt
-    /// that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
+    /// A prefix that draws more than their share of all requests to the workers that hold it gets another copy. Without that, a
+    /// system prompt that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
         let depth = self.depths.iter().copied().max().unwrap_or(0);
-        if depth == self.common {
+        let share = f64::from(traffic.requests()) / self.slots.len() as f64;
+        let each = (planner.settings.price.replicate_shares * share).max(MIN_USES);
+        let deepest = |(_, held): &(&&Arc<Slot>, &usize)| **held == depth;
+        let holders: Vec<&Slot> =
+            self.slots.iter().zip(&self.depths).filter(deepest).map(|(slot, _)| &***slot).collect();
+        let wanted = each * holders.len() as f64;
+        if depth == self.common || f64::from(traffic.requests()) < wanted {
             return;
         }
-        let share = f64::from(traffic.requests()) / self.slots.len() as f64;
-        let uses = (planner.settings.price.replicate_shares * share).max(MIN_USES);
-        // One holder with room to spare is enough.
-        let mut popular = depth;
-        for (slot, _) in self.slots.iter().zip(&self.depths).filter(|(_, held)| **held == depth) {
-            let held = &self.ask.chain.hashes[..popular];
-            let cache = slot.cache.lock();
-            popular = cache.as_ref().map_or(0, |cache| cache.popular(held, uses, traffic.era()));
-            if popular <= self.common {
-                return;
-            }
+        let uses = |slot: &&Slot, hash| {
+            slot.cache.lock().as_ref().map_or(0, |cache| cache.uses(hash, traffic.era()))
+        };
+        let enough =
+            |hash: &BlockHash| holders.iter().map(|slot| f64::from(uses(slot, *hash))).sum::<f64>() >= wanted;
+        // Whoever uses a block uses all before it, so counts only fall along the chain.
+        let popular = self.common + self.ask.chain.hashes[self.common..depth].partition_point(enough);
+        if popular == self.common {
+            return;
         }
         for (candidate, &depth) in self.candidates.iter_mut().zip(&self.depths) {
             let terms = &mut candidate.terms;

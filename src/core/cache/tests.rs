@@ -318,7 +318,7 @@ fn memory_is_bounded_without_a_known_capacity() {
 }
 
 #[test]
-fn popular_is_what_enough_requests_of_late_have_used() {
+fn uses_are_counted_per_block_and_fade() {
     let mut cache = cache(1_000_000);
     for serial in 0..10 {
         let own = (0..5).map(|at| BlockHash(1_000_000 + serial * 100 + at));
@@ -326,12 +326,11 @@ fn popular_is_what_enough_requests_of_late_have_used() {
         let claim = cache.admit(&chain, BLOCK, 0, 0, &mut Heard::default());
         cache.release(claim, 0, &mut Heard::default());
     }
-    let chain: Vec<BlockHash> = prefix(0, 20).into_iter().chain([BlockHash(1_000_900)]).collect();
-    assert_eq!(cache.popular(&chain, 10.0, 0), 20);
-    assert_eq!(cache.popular(&chain, 1.0, 0), 21, "its own block was used once");
-    assert_eq!(cache.popular(&chain, 10.5, 0), 0);
-    assert_eq!(cache.popular(&chain, 10.0, 1), 0, "an era later half of it is forgotten");
-    assert_eq!(cache.popular(&chain, 5.0, 1), 20);
+    let shared = prefix(0, 20)[19];
+    assert_eq!(cache.uses(shared, 0), 10);
+    assert_eq!(cache.uses(BlockHash(1_000_900), 0), 1);
+    assert_eq!(cache.uses(BlockHash(u64::MAX), 0), 0, "not held");
+    assert_eq!(cache.uses(shared, 1), 5, "an era later half of it is forgotten");
 }
 
 /// Four prompts of 10 blocks fit beside each other; what running requests share needs its room once.
