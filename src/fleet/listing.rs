@@ -5,15 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http::StatusCode;
+use http_body_util::{BodyExt, Limited};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Fleet;
-use super::connection::Outgoing;
 use super::models::Models;
+use super::scrape::scrape_request;
 use super::worker::Worker;
 use crate::config::Secret;
 
@@ -29,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub struct Listed {
     pub models: Option<Arc<Models>>,
-    /// When it was last asked for.
+    /// When it was last asked for, with whatever result.
     asked: Option<Instant>,
     /// The last fault, which is told once.
     fault: Option<String>,
@@ -65,10 +64,11 @@ async fn ask_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, co
             () = sleep_until(due) => {}
             () = worker.relist.notified() => {}
         }
-        worker.listed.lock().asked = Some(Instant::now());
         let reading = read_list(&worker, key.as_ref(), connect);
         let read = timeout(settings.timeout, reading).await;
         let read = read.unwrap_or(Err(Failure::Unanswered("did not answer in time".to_owned())));
+        // Not before: a task that ends with the worker list has asked for nothing.
+        worker.listed.lock().asked = Some(Instant::now());
         failures = if read.is_ok() { 0 } else { failures + 1 };
         fleet.take_listing(&worker, read);
         let pause = if failures == 0 { interval } else { interval.min(RETRY * (1 << failures.min(16) >> 1)) };
@@ -85,7 +85,8 @@ enum Failure {
 }
 
 async fn read_list(worker: &Worker, key: Option<&Secret>, connect: Duration) -> Result<Models, Failure> {
-    let response = worker.pool.send_anew(request(worker, key), connect).await;
+    let request = scrape_request(worker, PATH, "application/json", key);
+    let response = worker.pool.send_anew(request, connect).await;
     let response = response.map_err(|error| Failure::Unanswered(error.to_string()))?;
     match response.status() {
         StatusCode::OK => {}
@@ -101,21 +102,6 @@ async fn read_list(worker: &Worker, key: Option<&Secret>, connect: Duration) -> 
         }
         Err(error) => Err(Failure::Unanswered(error.to_string())),
     }
-}
-
-fn request(worker: &Worker, key: Option<&Secret>) -> Outgoing {
-    let mut request = Request::new(Full::<Bytes>::default());
-    *request.uri_mut() = http::Uri::from_static(PATH);
-    let headers = request.headers_mut();
-    headers.insert(header::HOST, worker.authority.clone());
-    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    headers.insert(header::USER_AGENT, HeaderValue::from_static("warmroute-scrape"));
-    headers.insert(header::ACCEPT, HeaderValue::from_static("application/json"));
-    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    if let Some(key) = key.and_then(Secret::bearer) {
-        headers.insert(header::AUTHORIZATION, key);
-    }
-    request
 }
 
 impl Fleet {

@@ -80,7 +80,7 @@ async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>,
     loop {
         let begun = Instant::now();
         let before = fleet.planner.given(worker.id).unwrap_or_default();
-        let request = scrape_request(&worker, &settings.path, key.as_ref());
+        let request = scrape_request(&worker, &settings.path, PLAIN_TEXT, key.as_ref());
         let reading = read_page(&worker, request, connect, settings.limit);
         let read = timeout(settings.timeout, reading).await.unwrap_or(Err(Scraped::Timeout));
         worker.engine.lock().tried = Some(begun);
@@ -138,14 +138,22 @@ async fn read_page(
     }
 }
 
-fn scrape_request(worker: &Worker, path: &str, key: Option<&Secret>) -> Outgoing {
+const PLAIN_TEXT: &str = "text/plain;version=0.0.4";
+
+/// Asks the worker for something that it says of itself, on a connection of its own.
+pub(super) fn scrape_request(
+    worker: &Worker,
+    path: &str,
+    accept: &'static str,
+    key: Option<&Secret>,
+) -> Outgoing {
     let mut request = Request::new(Full::<Bytes>::default());
     *request.uri_mut() = path.parse().expect("the config takes paths only");
     let headers = request.headers_mut();
     headers.insert(header::HOST, worker.authority.clone());
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     headers.insert(header::USER_AGENT, HeaderValue::from_static("warmroute-scrape"));
-    headers.insert(header::ACCEPT, HeaderValue::from_static("text/plain;version=0.0.4"));
+    headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(key) = key.and_then(Secret::bearer) {
         headers.insert(header::AUTHORIZATION, key);
