@@ -25,6 +25,8 @@ struct Block {
     pins: u16,
     /// Of the pins, those of requests that have their memory for certain.
     running: u16,
+    /// A request that used it has ended well.
+    computed: bool,
     /// Requests of late that used it.
     uses: Tally,
     run: u32,
@@ -276,6 +278,7 @@ impl Cache {
         self.held = self.held - claim.filler + filler;
         let mut run = Run { filler, older: NONE, newer: NONE, ..Run::default() };
         for &slot in &claim.slots {
+            self.blocks[slot as usize].computed = true;
             if self.unpin(slot) {
                 run.content += u64::from(self.blocks[slot as usize].tokens);
                 run.blocks.push(slot);
@@ -288,18 +291,20 @@ impl Cache {
         self.make_room(0, 0, witness);
     }
 
-    /// The worker never worked on the request: blocks that only this claim brought in are forgotten again.
+    /// The worker never worked on the request: blocks that no other request has computed are forgotten again. Those are the end of
+    /// the chain, since whoever computes a block has all before it.
     pub fn undo(&mut self, mut claim: Claim, witness: &mut impl Witness) {
         if claim.epoch != self.epoch {
             return;
         }
         self.stop(&mut claim);
-        for &slot in claim.slots[claim.matched..].iter().rev() {
+        let kept = claim.slots.iter().take_while(|slot| self.blocks[**slot as usize].computed).count();
+        for &slot in claim.slots[kept..].iter().rev() {
             if self.unpin(slot) {
                 self.remove(slot, witness);
             }
         }
-        claim.slots.truncate(claim.matched);
+        claim.slots.truncate(kept);
         self.held -= claim.filler;
         claim.filler = 0;
         self.release(claim, 0, witness);
@@ -374,8 +379,16 @@ impl Cache {
     }
 
     fn insert(&mut self, hash: BlockHash, tokens: u16) -> u32 {
-        let block =
-            Block { hash, tokens, pins: 1, running: 0, uses: Tally::default(), run: NONE, next: NONE };
+        let block = Block {
+            hash,
+            tokens,
+            pins: 1,
+            running: 0,
+            computed: false,
+            uses: Tally::default(),
+            run: NONE,
+            next: NONE,
+        };
         let slot = put(&mut self.blocks, &mut self.free_blocks, block);
         let blocks = &self.blocks;
         self.table.insert_unique(hash.0, slot, |&slot| blocks[slot as usize].hash.0);

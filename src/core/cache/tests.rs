@@ -39,6 +39,8 @@ struct Twin {
     bounds: Bounds,
     block_tokens: u64,
     pins: BTreeMap<u64, u32>,
+    /// Blocks that a request which ended well has used.
+    computed: BTreeSet<u64>,
     free: Vec<Free>,
     pinned_filler: u64,
     epoch: u64,
@@ -59,6 +61,7 @@ impl Twin {
             match self.free.remove(0) {
                 Free::Block(hash) => {
                     self.pins.remove(&hash);
+                    self.computed.remove(&hash);
                 }
                 Free::Filler(n) if over > 0 && n > over => self.free.insert(0, Free::Filler(n - over)),
                 Free::Filler(_) => {}
@@ -89,6 +92,7 @@ impl Twin {
             self.free.push(Free::Filler(filler));
         }
         for &hash in claim.hashes.iter().rev() {
+            self.computed.insert(hash);
             let pins = self.pins.get_mut(&hash).expect("a claimed block is held");
             *pins -= 1;
             if *pins == 0 {
@@ -102,7 +106,8 @@ impl Twin {
         if claim.epoch != self.epoch {
             return;
         }
-        for hash in claim.hashes.split_off(claim.matched) {
+        let kept = claim.hashes.iter().take_while(|hash| self.computed.contains(hash)).count();
+        for hash in claim.hashes.split_off(kept) {
             let pins = self.pins.get_mut(&hash).expect("a claimed block is held");
             *pins -= 1;
             if *pins == 0 {
@@ -192,7 +197,7 @@ proptest! {
         let bounds = Bounds { tokens: Some(400), blocks: 30 };
         let mut cache = Cache::new(bounds);
         let mut twin = Twin {
-            bounds, block_tokens: u64::from(BLOCK), pins: BTreeMap::new(), free: Vec::new(), pinned_filler: 0, epoch: 0,
+            bounds, block_tokens: u64::from(BLOCK), pins: BTreeMap::new(), computed: BTreeSet::new(), free: Vec::new(), pinned_filler: 0, epoch: 0,
         };
         let mut heard = Heard::default();
         let mut open: Vec<(Claim, TwinClaim)> = Vec::new();
@@ -224,7 +229,7 @@ proptest! {
                 }
                 Step::Clear => {
                     prop_assert_eq!(cache.clear(&mut heard), twin.pins.len());
-                    twin = Twin { pins: BTreeMap::new(), free: Vec::new(), pinned_filler: 0, epoch: twin.epoch + 1, ..twin };
+                    twin = Twin { pins: BTreeMap::new(), computed: BTreeSet::new(), free: Vec::new(), pinned_filler: 0, epoch: twin.epoch + 1, ..twin };
                 }
                 Step::Bound { tokens, blocks } => {
                     let bounds = Bounds { tokens, blocks };
@@ -351,4 +356,20 @@ fn memory_is_short_only_beside_running_requests() {
         cache.release(claim, 0, &mut Heard::default());
     }
     assert_eq!((cache.shortage(&prefix(9, 10), 160), cache.is_roomy()), (0.0, true));
+}
+
+/// A request that is given up leaves what another one, which needed it, has computed meanwhile: without the head, what that one left
+/// behind would be a tail that no look-up can reach.
+#[test]
+fn what_another_request_has_computed_outlives_the_one_that_brought_it_in() {
+    let mut cache = cache(100 * 16);
+    let lost = cache.admit(&prefix(0, 2), BLOCK, 0, 0, &mut Heard::default());
+    assert_eq!(run(&mut cache, &prefix(0, 3), 0), 2);
+    cache.undo(lost, &mut Heard::default());
+    assert_eq!(cache.depth(&prefix(0, 3)), 3);
+    let lost = cache.admit(&prefix(1, 2), BLOCK, 0, 0, &mut Heard::default());
+    let also = cache.admit(&prefix(1, 3), BLOCK, 0, 0, &mut Heard::default());
+    cache.undo(lost, &mut Heard::default());
+    cache.undo(also, &mut Heard::default());
+    assert_eq!((cache.len(), cache.held_tokens()), (3, 48), "nobody has computed any of it");
 }
