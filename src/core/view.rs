@@ -143,7 +143,8 @@ impl<'a> View<'a> {
     /// system prompt that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
         let depth = self.depths.iter().copied().max().unwrap_or(0);
-        let share = f64::from(traffic.requests()) / self.slots.len() as f64;
+        // Of all workers, as the requests are those of all: these may be only the ones that serve the model.
+        let share = f64::from(traffic.requests()) / self.fleet.iter().flatten().count() as f64;
         let each = (planner.settings.price.replicate_shares * share).max(MIN_USES);
         let deepest = |(_, held): &(&&Arc<Slot>, &usize)| **held == depth;
         let holders: Vec<&Slot> =

@@ -103,6 +103,20 @@ fn a_system_prompt_shared_by_all_pins_nobody() {
     assert!(counts.iter().all(|&count| count <= 150), "none above 1.5 times the mean: {counts:?}");
 }
 
+/// Two of eight workers serve a model that draws a quarter of all requests: the others' requests must not make its own look few.
+#[test]
+fn a_system_prompt_pins_nobody_where_others_serve_other_models() {
+    let (planner, ids) = fleet(8, 1_000_000);
+    let (these, others) = ids.split_at(2);
+    let mut counts = [0; 8];
+    for serial in 0..400 {
+        let own = serial % 4 == 0;
+        let ask = ask(if own { 1 } else { 2 + mix(serial) % 50 }, 40, 2, serial);
+        counts[serve(&planner, &ask, if own { these } else { others }, serial as f64).worker.index()] += 1;
+    }
+    assert!(counts[0].min(counts[1]) > 20, "{counts:?}");
+}
+
 /// Two prefixes on six workers: each is worth three workers' shares, and gets a copy or two, not a new one each time.
 #[test]
 fn few_hot_prefixes_spread_at_the_cost_of_few_misses() {
