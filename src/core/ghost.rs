@@ -1,15 +1,19 @@
 //! Where evicted prefixes used to live. Only when every worker queues is this worth anything: a prefix that returns then goes
-//! back to its former worker instead of pushing something out of another, so the fleet settles into a partition. Bounded:
-//! the oldest memories go first.
+//! back to its former worker instead of pushing something out of another, so the fleet settles into a partition. Nothing is
+//! remembered, and no decision pays for it, while somebody was idle for long. Bounded: the oldest memories go first.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasherDefault;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::index::AsIs;
+
+/// Decisions in a row that found somebody idle, after which evictions are not remembered any more.
+const ATTENTION: u32 = 4096;
 
 #[derive(Default)]
 struct Memory {
@@ -20,12 +24,14 @@ struct Memory {
 pub struct Ghosts {
     /// Blocks remembered at most.
     bound: usize,
+    /// Decisions left for which evictions are remembered.
+    attention: AtomicU32,
     memory: Mutex<Memory>,
 }
 
 impl Ghosts {
     pub fn new(bound: usize) -> Ghosts {
-        Ghosts { bound, memory: Mutex::default() }
+        Ghosts { bound, attention: AtomicU32::new(0), memory: Mutex::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -36,9 +42,16 @@ impl Ghosts {
         self.len() == 0
     }
 
+    /// A decision was made, while every worker queued or not.
+    pub fn decided(&self, crowded: bool) {
+        let left = self.attention.load(Ordering::Relaxed);
+        // Racing decisions may count as one: the number is no more than an order of magnitude.
+        self.attention.store(if crowded { ATTENTION } else { left.saturating_sub(1) }, Ordering::Relaxed);
+    }
+
     /// `worker` has let go of these blocks.
     pub fn remember(&self, evicted: &[BlockHash], worker: WorkerId) {
-        if evicted.is_empty() || self.bound == 0 {
+        if evicted.is_empty() || self.bound == 0 || self.attention.load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut memory = self.memory.lock();
@@ -78,6 +91,7 @@ mod tests {
     #[test]
     fn the_last_home_counts_and_the_oldest_memory_goes() {
         let ghosts = Ghosts::new(2);
+        ghosts.decided(true);
         let [a, b, c] = [1, 2, 3].map(BlockHash);
         ghosts.remember(&[a, b], WorkerId(0));
         ghosts.remember(&[a], WorkerId(1));
@@ -85,5 +99,19 @@ mod tests {
         ghosts.remember(&[c], WorkerId(1));
         assert_eq!(homes(&ghosts, &[a, b, c]), [(1, 0), (2, 1)]);
         assert_eq!(ghosts.len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_remembered_while_somebody_is_idle_for_long() {
+        let ghosts = Ghosts::new(8);
+        let [a, b, c] = [1, 2, 3].map(BlockHash);
+        ghosts.remember(&[a], WorkerId(0));
+        assert!(ghosts.is_empty());
+        ghosts.decided(true);
+        ghosts.decided(false);
+        ghosts.remember(&[b], WorkerId(0));
+        (0..ATTENTION).for_each(|_| ghosts.decided(false));
+        ghosts.remember(&[c], WorkerId(0));
+        assert_eq!(homes(&ghosts, &[a, b, c]), [(1, 0)]);
     }
 }

@@ -110,6 +110,7 @@ impl<'a> View<'a> {
         let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
         let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
         let crowding = price.crowding(shortest);
+        planner.ghosts.decided(crowding > 0.0);
         if crowding > 0.0 {
             self.add_ghosts(planner);
         }
