@@ -186,9 +186,10 @@ async fn leave(proxy: &Proxy, stop: &Stop) -> Ended {
 fn follow_config(file: Source, proxy: Arc<Proxy>) -> impl Future<Output = ()> {
     let look_now = Arc::new(Notify::new());
     let hangup = lifecycle::on_hangup(look_now.clone());
+    // As the file said last. What is in force may be another mode since, and holds back what needs a restart. Taken before anybody
+    // can switch the mode, which may be before the future runs for the first time.
+    let mut from_file = proxy.config.load_full();
     async move {
-        // As the file said last. What is in force may be another mode since, and holds back what needs a restart.
-        let mut from_file = proxy.config.load_full();
         let on_signal = async {
             match hangup {
                 Ok(listening) => listening.await,

@@ -193,6 +193,18 @@ async fn the_limit_on_open_files_is_raised_as_far_as_it_goes() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn out_of_open_files_is_no_fault_of_the_worker() {
+    // A file that the process held for a moment may be free again when the request comes: then nothing is shown.
+    for _ in 0..8 {
+        if refuses_when_out_of_open_files().await {
+            return;
+        }
+    }
+    panic!("there was a file left each time");
+}
+
+/// False if a file was free after all.
+#[cfg(target_os = "linux")]
+async fn refuses_when_out_of_open_files() -> bool {
     const FILES: usize = 40;
     let engine = FakeEngine::start().await;
     let serving = Serving::limited(
@@ -214,12 +226,16 @@ async fn out_of_open_files_is_no_fault_of_the_worker() {
     warmroute::testing::until("all open files to be in use", all_taken).await;
     for _ in 0..5 {
         let answer = clients[0].get("/v1/models").await;
+        if answer.status() == 200 {
+            return false;
+        }
         assert_eq!((answer.status(), engine.seen().len()), (503, 0), "{}", answer.text());
     }
     clients.truncate(1);
     let served = async { while clients[0].get("/v1/models").await.status() != 200 {} };
     soon("a file to be free again", served).await;
     assert_eq!(engine.seen().len(), 1);
+    true
 }
 
 #[tokio::test]

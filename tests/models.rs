@@ -136,6 +136,21 @@ async fn a_worker_whose_list_is_not_known_may_be_asked_for_anything() {
     }
 }
 
+/// It would answer at once that it does not know the model, look idle for it, and draw all of its requests.
+#[tokio::test]
+async fn where_models_differ_a_worker_without_a_list_is_asked_only_if_nobody_else_can_serve() {
+    let engines = [serving(&["a"]).await, serving(&["b"]).await, serving(&[]).await];
+    engines[2].set_listing(|_| vec![Step::json("401 Unauthorized", r#"{"error":"Unauthorized"}"#)]);
+    let router = TestRouter::start(config(Mode::Kv, &engines)).await;
+    until("the good lists", async || listed(&router).await.iter().filter(|list| list.is_some()).count() == 2)
+        .await;
+    let mut client = router.client().await;
+    for n in 0..8 {
+        assert_eq!(client.post("/v1/chat/completions", chat("b", n)).await.status(), 200);
+    }
+    assert_eq!(counts(&engines), [0, 8, 0]);
+}
+
 #[tokio::test]
 async fn a_list_that_stops_being_one_is_no_longer_known() {
     let engines = [serving(&["a"]).await, serving(&["b"]).await];

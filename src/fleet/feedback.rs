@@ -13,6 +13,9 @@ const OUTPUT_TOKENS: f64 = 128.0;
 /// Plausible bytes per token; outside of it, the bytes counted here are not those that were tokenized (images, templates).
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.25..=64.0;
 
+/// Longest answer that is learned, in tokens: as long as any context today. More is a slip of the engine.
+const LONGEST_OUTPUT: u32 = 1 << 20;
+
 /// The estimates for one model.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct Estimate {
@@ -55,7 +58,7 @@ impl Feedback {
         if PLAUSIBLE.contains(&ratio) {
             estimate.bytes_per_token += WEIGHT * (ratio - estimate.bytes_per_token);
         }
-        if let Some(tokens) = output_tokens {
+        if let Some(tokens) = output_tokens.filter(|tokens| *tokens <= LONGEST_OUTPUT) {
             estimate.output_tokens += WEIGHT * (f64::from(tokens) - estimate.output_tokens);
         }
     }
@@ -84,6 +87,9 @@ mod tests {
         let feedback = Feedback::new(4.0);
         feedback.learn("a", 8_000_000, 1_000, None);
         assert_eq!(feedback.estimate("a").bytes_per_token, 4.0);
+        let before = feedback.estimate("a").output_tokens;
+        feedback.learn("a", 2_000, 1_000, Some(u32::MAX));
+        assert_eq!(feedback.estimate("a").output_tokens, before);
         for n in 0..10_000 {
             feedback.learn(&n.to_string(), 2_000, 1_000, None);
         }

@@ -124,14 +124,22 @@ impl Directory {
         if workers.iter().all(|(_, models)| models.as_ref() == Some(first)) {
             return Directory { common: Some(first.clone()), ..Directory::default() };
         }
+        // Where all known lists are the same, the others may be taken to serve it too; where they differ, only if nobody else can:
+        // an answer that a model is unknown comes fast, and whoever gives it would look idle.
+        let differ = known.any(|models| models != first);
         let mut groups = HashMap::new();
         for (_, models) in workers {
             for name in models.iter().flat_map(|models| models.names()) {
                 if !groups.contains_key(name) {
-                    let serves =
-                        |models: &Option<Arc<Models>>| models.as_ref().is_none_or(|models| models.has(name));
-                    let serving = workers.iter().filter(|(_, models)| serves(models));
-                    groups.insert(name.clone(), Group::of(serving.map(|(worker, _)| *worker)));
+                    let serving = |unlisted: bool| {
+                        let serves = move |models: &Option<Arc<Models>>| {
+                            models.as_ref().map_or(unlisted, |models| models.has(name))
+                        };
+                        workers.iter().filter(move |(_, models)| serves(models)).map(|(worker, _)| *worker)
+                    };
+                    let listed = Group::of(serving(!differ));
+                    let group = if listed.doubtful { Group::of(serving(true)) } else { listed };
+                    groups.insert(name.clone(), group);
                 }
             }
         }

@@ -175,7 +175,11 @@ fn parse(object: &[u8]) -> Option<Finished> {
     let prompt_tokens = usage.prompt_tokens.or(usage.input_tokens);
     Some(Finished {
         prompt_tokens,
-        cached_tokens: details.and_then(|details| details.cached_tokens).or(usage.cache_read_input_tokens),
+        // No more than the prompt can have been cached, whatever an engine says.
+        cached_tokens: details
+            .and_then(|details| details.cached_tokens)
+            .or(usage.cache_read_input_tokens)
+            .map(|cached| cached.min(prompt_tokens.unwrap_or(0))),
         output_tokens: usage.completion_tokens.or(usage.output_tokens),
     })
     .filter(|_| prompt_tokens.is_some())
@@ -246,6 +250,12 @@ mod tests {
         let messages =
             br#"{"type":"message","usage":{"input_tokens":5,"cache_read_input_tokens":1,"output_tokens":2}}"#;
         assert_eq!(read(&[messages]), Some((Some(5), Some(1), Some(2))));
+    }
+
+    #[test]
+    fn no_more_is_cached_than_the_prompt_has() {
+        let usage = br#"{"usage":{"prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":99999}}}"#;
+        assert_eq!(read(&[usage]), Some((Some(10), Some(10), None)));
     }
 
     #[test]
