@@ -42,6 +42,16 @@ pub struct Page {
     pub preemptions: Option<f64>,
     /// When the process started, in seconds since 1970.
     pub started: Option<f64>,
+    /// How many engines told their queries, hits, prompt tokens, generation tokens, and cache.
+    pub told: [u16; 5],
+}
+
+impl Page {
+    /// Some of the worker's engines that told something on the `earlier` page do not on this one, while others do: its sums mean
+    /// nothing beside the earlier ones.
+    pub fn lacks_engines(&self, earlier: &Page) -> bool {
+        self.told.iter().zip(&earlier.told).any(|(now, then)| *now > 0 && now < then)
+    }
 }
 
 /// How an engine's KV cache is cut.
@@ -108,6 +118,10 @@ impl Values {
 
     fn sum(&self) -> Option<f64> {
         (!self.by_labels.is_empty()).then(|| self.by_labels.iter().map(|(_, value)| value).sum())
+    }
+
+    fn count(&self) -> u16 {
+        self.by_labels.len() as u16
     }
 
     fn most(&self) -> Option<f64> {
@@ -187,6 +201,13 @@ impl PageReader {
             generation_tokens: of(Series::GenerationTokens).sum(),
             preemptions: of(Series::Preemptions).sum(),
             started: of(Series::Started).most(),
+            told: [
+                of(Series::Queries).count().max(of(Series::OldQueries).count()),
+                of(Series::Hits).count().max(of(Series::OldHits).count()),
+                of(Series::PromptTokens).count(),
+                of(Series::GenerationTokens).count(),
+                self.caches.len() as u16,
+            ],
         }
     }
 

@@ -20,6 +20,8 @@ const COUNTED_BADLY: f64 = 0.4;
 const ENOUGH_REQUESTS: u64 = 4;
 /// Readings in a row that do not move although answers came: the page has stopped.
 const FROZEN: u32 = 2;
+/// Pages in a row that lack engines, after which they are taken to be gone.
+const LACKING: u32 = 30;
 /// Processes are told apart by their start, in seconds.
 const SAME_START: f64 = 1.0;
 
@@ -31,6 +33,8 @@ pub struct Readings {
     total: f64,
     foreign: f64,
     still: u32,
+    /// Pages in a row that lacked engines.
+    lacking: u32,
 }
 
 /// What a reading means.
@@ -49,6 +53,8 @@ pub struct Meaning {
     pub queries: f64,
     /// The page has stopped: its gauges mean nothing.
     pub frozen: bool,
+    /// Engines are missing on the page: nothing on it means anything.
+    pub incomplete: bool,
 }
 
 impl Readings {
@@ -56,6 +62,14 @@ impl Readings {
     /// cached, so that a reset is seen there, and sooner.
     pub fn take(&mut self, page: Page, before: Given, after: Given, confirms: bool) -> Meaning {
         let mut meaning = Meaning::default();
+        if self.last.is_some_and(|(last, _)| !started_anew(&last, &page) && page.lacks_engines(&last)) {
+            self.lacking += 1;
+            if self.lacking < LACKING {
+                return Meaning { incomplete: true, ..meaning };
+            }
+            *self = Readings::default();
+        }
+        self.lacking = 0;
         if let Some((last, given)) = self.last.replace((page, after)) {
             let known = page.or(last);
             self.last = Some((known, after));
@@ -120,9 +134,13 @@ fn grown(then: Option<f64>, now: Option<f64>) -> f64 {
     then.zip(now).map_or(0.0, |(then, now)| (now - then).max(0.0))
 }
 
+fn started_anew(last: &Page, page: &Page) -> bool {
+    last.started.zip(page.started).is_some_and(|(then, now)| (now - then).abs() > SAME_START)
+}
+
 fn restarted(last: &Page, page: &Page) -> Option<Forgot> {
     let pair = |of: fn(&Page) -> Option<f64>| of(last).zip(of(page));
-    if pair(|page| page.started).is_some_and(|(then, now)| (now - then).abs() > SAME_START) {
+    if started_anew(last, page) {
         return Some(Forgot::Restarted);
     }
     let counters: [fn(&Page) -> Option<f64>; 4] =
@@ -156,6 +174,7 @@ impl Page {
             generation_tokens: self.generation_tokens.or(earlier.generation_tokens),
             preemptions: self.preemptions.or(earlier.preemptions),
             started: self.started.or(earlier.started),
+            told: std::array::from_fn(|at| self.told[at].max(earlier.told[at])),
         }
     }
 }
@@ -204,6 +223,28 @@ mod tests {
         take(&mut readings, page(5_000.0, 10.0), given(0, 0.0));
         assert_eq!(take(&mut readings, Page::default(), given(1, 0.0)).forget, None);
         assert_eq!(take(&mut readings, page(4_000.0, 10.0), given(1, 0.0)).forget, Some(Forgot::CounterFell));
+    }
+
+    /// One of two engines is missing on a page: its sum falls by half and comes back, and neither means anything.
+    #[test]
+    fn a_page_that_lacks_an_engine_is_left_out_until_it_has_for_long() {
+        let of = |engines: u16, tokens: f64| Page { told: [engines; 5], ..page(tokens, 10.0) };
+        let mut readings = Readings::default();
+        take(&mut readings, of(2, 100_000.0), given(0, 0.0));
+        let half = take(&mut readings, of(1, 50_500.0), given(1, 0.0));
+        assert!(half.incomplete && half.forget.is_none());
+        let whole = take(&mut readings, of(2, 102_000.0), given(2, 0.0));
+        assert_eq!((whole.forget, whole.foreign_share, whole.incomplete), (None, 0.0, false));
+        let mut lasting = half;
+        for _ in 0..LACKING {
+            lasting = take(&mut readings, of(1, 51_000.0), given(2, 0.0));
+        }
+        assert_eq!((lasting.incomplete, lasting.forget), (false, None));
+        let anew = Page { started: Some(1_000_060.0), ..of(1, 10.0) };
+        assert_eq!(
+            take(&mut Readings { lacking: 0, ..readings }, anew, given(2, 0.0)).forget,
+            Some(Forgot::Restarted)
+        );
     }
 
     #[test]

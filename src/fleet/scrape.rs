@@ -168,15 +168,20 @@ impl Fleet {
         }
         let now = self.clock.now();
         let after = self.planner.given(worker.id).unwrap_or_default();
+        let confirms = self.confirmed_lately(worker, now);
         let meaning = {
             let mut engine = worker.engine.lock();
-            engine.read_at = Some(now);
-            engine.outcome = Some(Scraped::Ok);
-            let confirms = self.confirmed_lately(worker, now);
             let meaning = engine.readings.take(page, before, after, confirms);
-            engine.frozen = meaning.frozen;
+            if !meaning.incomplete {
+                engine.read_at = Some(now);
+                engine.outcome = Some(Scraped::Ok);
+                engine.frozen = meaning.frozen;
+            }
             meaning
         };
+        if meaning.incomplete {
+            return self.take_failure(worker, Scraped::Broken);
+        }
         worker.metrics.truth.scraped(Scraped::Ok);
         worker.metrics.truth.engine_counted(meaning.hits, meaning.queries);
         if let Some(reason) = meaning.forget {

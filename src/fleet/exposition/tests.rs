@@ -25,6 +25,7 @@ fn the_page_of_a_real_engine() {
         generation_tokens: Some(302.0),
         preemptions: Some(0.0),
         started: Some(1.79596336651e9),
+        told: [1; 5],
     };
     assert_eq!(read(&page), expected);
     // However it is cut.
