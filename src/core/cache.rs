@@ -25,7 +25,7 @@ struct Block {
     pins: u16,
     /// Of the pins, those of requests that have their memory for certain.
     running: u16,
-    /// A request that used it has ended well.
+    /// A request that the worker took has ended with it: the worker has computed it.
     computed: bool,
     /// Requests of late that used it.
     uses: Tally,

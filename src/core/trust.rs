@@ -76,8 +76,9 @@ pub struct Trust {
     confirmed: f64,
     /// Blocks were found cached though so many tokens had been used since; fades.
     proven: f64,
+    /// What the misses in a row weigh, see [`VANISHED`].
     vanished: u32,
-    /// The cache's stamp when the first of them was missed.
+    /// The cache's stamp at the first of them.
     vanished_at: u64,
     confirmed_at: Option<Time>,
 }

@@ -144,6 +144,9 @@ impl<'a> View<'a> {
     /// system prompt that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
         let depth = self.depths.iter().copied().max().unwrap_or(0);
+        if depth == self.common {
+            return;
+        }
         // Of all workers, as the requests are those of all: these may be only the ones that serve the model.
         let share = f64::from(traffic.requests()) / self.fleet.iter().flatten().count() as f64;
         let each = (planner.settings.price.replicate_shares * share).max(MIN_USES);
@@ -151,7 +154,7 @@ impl<'a> View<'a> {
         let holders: Vec<&Slot> =
             self.slots.iter().zip(&self.depths).filter(deepest).map(|(slot, _)| &***slot).collect();
         let wanted = each * holders.len() as f64;
-        if depth == self.common || f64::from(traffic.requests()) < wanted {
+        if f64::from(traffic.requests()) < wanted {
             return;
         }
         let uses = |slot: &&Slot, hash| {
