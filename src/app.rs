@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 
 use crate::config::watch::{self, Source};
-use crate::config::{Config, ConfigError, Limits, Workers};
+use crate::config::{Config, ConfigError};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
 use crate::fleet::stream::Secure;
@@ -249,46 +249,54 @@ fn put_in_force(proxy: &Proxy, from_file: &mut Arc<Config>, new: Config) {
     }
 }
 
+/// What is only read at the start.
+struct Fixed {
+    key: &'static str,
+    differs: fn(&Config, &Config) -> bool,
+    /// Has the first keep what the second says.
+    keep: fn(&mut Config, &Config),
+}
+
+macro_rules! fixed {
+    ($($key:literal: $($field:ident).+),* $(,)?) => {
+        [$(Fixed {
+            key: $key,
+            differs: |one, two| one.$($field).+ != two.$($field).+,
+            keep: |new, running| new.$($field).+ = running.$($field).+.clone(),
+        }),*]
+    };
+}
+
+const FIXED: [Fixed; 9] = fixed! {
+    "listen": listen,
+    "admin": admin,
+    "tls": tls,
+    "workers.tls": workers.tls,
+    "workers.api_key_file": workers.api_key_file,
+    "cache": cache,
+    "price": price,
+    "limits.connections": limits.connections,
+    "log": log,
+};
+
 /// `new`, as far as it can be put in force without a restart.
-fn without_restart(running: &Config, new: Config) -> Config {
-    let workers = Workers { fixed: new.workers.fixed, ..running.workers.clone() };
-    let limits = Limits { connections: running.limits.connections, ..new.limits };
-    Config {
-        listen: running.listen,
-        admin: running.admin,
-        tls: running.tls.clone(),
-        cache: running.cache.clone(),
-        price: running.price.clone(),
-        log: running.log.clone(),
-        hash_key: running.hash_key.clone(),
-        workers,
-        limits,
-        ..new
-    }
+fn without_restart(running: &Config, mut new: Config) -> Config {
+    FIXED.iter().for_each(|fixed| (fixed.keep)(&mut new, running));
+    // The secrets go with their files.
+    new.workers.api_key.clone_from(&running.workers.api_key);
+    new.hash_key.clone_from(&running.hash_key);
+    new
 }
 
 /// The keys that differ and are only read at the start.
 fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
-    [
-        ("listen", old.listen != new.listen),
-        ("admin", old.admin != new.admin),
-        ("tls", old.tls != new.tls),
-        ("workers.tls", old.workers.tls != new.workers.tls),
-        ("workers.api_key_file", old.workers.api_key_file != new.workers.api_key_file),
-        ("cache", old.cache != new.cache),
-        ("price", old.price != new.price),
-        ("limits.connections", old.limits.connections != new.limits.connections),
-        ("log", old.log != new.log),
-    ]
-    .into_iter()
-    .filter_map(|(key, differs)| differs.then_some(key))
-    .collect()
+    FIXED.iter().filter(|fixed| (fixed.differs)(old, new)).map(|fixed| fixed.key).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Mode;
+    use crate::config::{Limits, Mode};
 
     struct Edited {
         proxy: Arc<Proxy>,
