@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Fleet;
@@ -37,17 +36,7 @@ pub struct Listed {
 
 /// Asks all workers for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    let mut membership = fleet.membership();
-    loop {
-        membership.mark_unchanged();
-        let mut askers = JoinSet::new();
-        for worker in &fleet.snapshot().workers {
-            askers.spawn(ask_one(fleet.clone(), worker.clone(), key.clone(), connect));
-        }
-        if membership.changed().await.is_err() {
-            return;
-        }
-    }
+    fleet.for_each_worker(|worker| ask_one(fleet.clone(), worker, key.clone(), connect)).await;
 }
 
 async fn ask_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {

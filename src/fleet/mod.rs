@@ -23,6 +23,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 
 use crate::config;
 use crate::core::ids::WorkerId;
@@ -190,6 +191,26 @@ impl Fleet {
         let probed = self.settings.load().interval.is_some();
         tracing::info!(worker = %config.url, "worker joined");
         Arc::new(Worker::new(id, config.clone(), probed, self.secure.clone(), &self.metrics))
+    }
+
+    /// Runs `task` for each worker for as long as it is polled. Any change of the worker list or the settings begins the few tasks
+    /// there are anew.
+    async fn for_each_worker<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        task: impl Fn(Arc<Worker>) -> F,
+    ) {
+        let mut membership = self.membership();
+        loop {
+            membership.mark_unchanged();
+            // Ends its tasks when it is dropped.
+            let mut tasks = JoinSet::new();
+            for worker in &self.snapshot().workers {
+                tasks.spawn(task(worker.clone()));
+            }
+            if membership.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Tells the health of `worker` what happened to it.

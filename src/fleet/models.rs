@@ -1,8 +1,8 @@
 //! Which models each worker serves, LoRA adapters among them, and so who can be given a request. Pure: [`super::listing`] brings
 //! the lists.
 //!
-//! A worker whose list is not known may serve anything. A model that nobody lists goes to any worker, so that its own word on
-//! it comes back.
+//! A worker whose list is not known is taken to serve what all others list, or, where lists differ, what nobody else can. A model
+//! that nobody lists goes to any worker, so that its own word on it comes back.
 
 use std::collections::HashMap;
 use std::sync::Arc;

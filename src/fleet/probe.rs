@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Request, header};
 use http_body_util::Full;
-use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, timeout};
 
 use super::Fleet;
@@ -21,18 +20,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 
 /// Probes every worker for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    let mut membership = fleet.membership();
-    loop {
-        membership.mark_unchanged();
-        let mut probes = JoinSet::new();
-        for worker in &fleet.snapshot().workers {
-            probes.spawn(probe_one(fleet.clone(), worker.clone(), key.clone(), connect));
-        }
-        // Any change restarts the few tasks there are; the set ends them when it is dropped.
-        if membership.changed().await.is_err() {
-            return;
-        }
-    }
+    fleet.for_each_worker(|worker| probe_one(fleet.clone(), worker, key.clone(), connect)).await;
 }
 
 async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {

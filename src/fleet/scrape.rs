@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Fleet;
@@ -49,17 +48,7 @@ pub struct Engine {
 
 /// Reads the pages of all workers for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    let mut membership = fleet.membership();
-    loop {
-        membership.mark_unchanged();
-        let mut scrapers = JoinSet::new();
-        for worker in &fleet.snapshot().workers {
-            scrapers.spawn(scrape_one(fleet.clone(), worker.clone(), key.clone(), connect));
-        }
-        if membership.changed().await.is_err() {
-            return;
-        }
-    }
+    fleet.for_each_worker(|worker| scrape_one(fleet.clone(), worker, key.clone(), connect)).await;
 }
 
 async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {
