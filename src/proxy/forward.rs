@@ -108,7 +108,7 @@ async fn read_prompt(
         let added = added.and_then(|endpoint| ask_for_usage(endpoint, body));
         (asked, added)
     };
-    if endpoint.is_none() || body.len() <= READ_AT_ONCE {
+    if body.len() <= READ_AT_ONCE {
         return Ok(read(proxy, body));
     }
     let _turn = proxy.large_reads.acquire().await.map_err(|_| ProxyError::Internal)?;

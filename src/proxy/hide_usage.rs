@@ -288,6 +288,7 @@ impl Lines {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::cut;
     use super::*;
 
     fn hide(pieces: &[&[u8]]) -> String {
@@ -406,14 +407,7 @@ mod tests {
             let text: String = picks.iter().enumerate().map(|(at, pick)| {
                 format!("{}{}", lines[*pick], ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n"][at % 4])
             }).collect();
-            let mut rest = text.as_bytes();
-            let mut pieces = Vec::new();
-            for size in sizes {
-                let (now, later) = rest.split_at(size.min(rest.len()));
-                pieces.push(now);
-                rest = later;
-            }
-            pieces.push(rest);
+            let pieces = cut(text.as_bytes(), sizes);
             let whole = hide(&[text.as_bytes()]);
             prop_assert_eq!(&hide(&pieces), &whole);
             prop_assert!(!whole.contains("prompt_tokens"));

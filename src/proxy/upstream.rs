@@ -74,14 +74,12 @@ impl Upstream {
                 }
                 return Ok((response, patience));
             }
-            Ok(Err(cause @ ExchangeError::Local(_))) => {
-                return Err(ProxyError::NoSocket { worker: worker.url.to_string(), cause });
-            }
             Ok(Err(cause)) => {
                 let (event, kind) = match cause {
-                    ExchangeError::Connect(_) | ExchangeError::Local(_) => {
-                        (Event::Unreachable, FailureKind::Connect)
+                    ExchangeError::Local(_) => {
+                        return Err(ProxyError::NoSocket { worker: worker.url.to_string(), cause });
                     }
+                    ExchangeError::Connect(_) => (Event::Unreachable, FailureKind::Connect),
                     ExchangeError::Insecure(_) => (Event::Broke, FailureKind::Connect),
                     ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
                     ExchangeError::Stale(_)

@@ -189,6 +189,7 @@ fn parse(object: &[u8]) -> Option<Finished> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::cut;
     use super::*;
 
     fn read(pieces: &[&[u8]]) -> Option<(Option<u32>, Option<u32>, Option<u32>)> {
@@ -221,14 +222,7 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_of_any_sizes_give_the_same(sizes in prop::collection::vec(1usize..40, 1..60)) {
-            let mut rest = STREAM.as_bytes();
-            let mut pieces = Vec::new();
-            for size in sizes {
-                let (now, later) = rest.split_at(size.min(rest.len()));
-                pieces.push(now);
-                rest = later;
-            }
-            pieces.push(rest);
+            let pieces = cut(STREAM.as_bytes(), sizes);
             prop_assert_eq!(read(&pieces), Some((Some(2371), Some(2032), Some(64))));
         }
 

@@ -21,9 +21,9 @@ pub struct Watch {
     placed: Placed,
     asked: Asked,
     arrived: Instant,
-    /// Only a good answer says anything of tokens.
     /// The worker has done what was asked: only then does it hold what the request needed.
     served: bool,
+    /// Only a good answer says anything of tokens.
     usage: Option<UsageReader>,
     events: Option<Events>,
     proxy: Arc<Proxy>,
