@@ -3,6 +3,8 @@
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
+use plotters::coord::cartesian::Cartesian2d;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 /// Size of a chart in its own units; the page scales it to its column.
@@ -112,21 +114,7 @@ impl LineChart {
         let y_max = self.y_max.unwrap_or_else(|| 1.08 * all().map(|point| point.1).fold(1e-9, f64::max));
         draw(|area| {
             let mut chart = axes(area).build_cartesian_2d(0.0..x_max * 1.03, 0.0..y_max).map_err(drawn)?;
-            chart
-                .configure_mesh()
-                .disable_x_mesh()
-                .bold_line_style(Paint::Grid.stand_in())
-                .light_line_style(TRANSPARENT)
-                .axis_style(Paint::Ink.stand_in())
-                .label_style(TEXT.into_font().color(&Paint::Ink.stand_in()))
-                .x_desc(self.x_label)
-                .y_desc(self.y_label)
-                .x_labels(8)
-                .y_labels(6)
-                .x_label_formatter(&|x| short(*x))
-                .y_label_formatter(&|y| short(*y))
-                .draw()
-                .map_err(drawn)?;
+            mesh(&mut chart, (self.x_label, self.y_label), 8, &|x| short(*x))?;
             for line in &self.lines {
                 let color = line.paint.stand_in();
                 let points = || line.points.iter().copied();
@@ -176,21 +164,7 @@ impl BarChart {
                 let name = self.groups.get(*x as usize).filter(|_| is_middle);
                 name.cloned().unwrap_or_default()
             };
-            chart
-                .configure_mesh()
-                .disable_x_mesh()
-                .bold_line_style(Paint::Grid.stand_in())
-                .light_line_style(TRANSPARENT)
-                .axis_style(Paint::Ink.stand_in())
-                .label_style(TEXT.into_font().color(&Paint::Ink.stand_in()))
-                .x_desc(self.x_label)
-                .y_desc(self.y_label)
-                .x_labels(2 * groups + 1)
-                .y_labels(6)
-                .x_label_formatter(&label)
-                .y_label_formatter(&|y| short(*y))
-                .draw()
-                .map_err(drawn)?;
+            mesh(&mut chart, (self.x_label, self.y_label), 2 * groups + 1, &label)?;
             for (nth, (_, paint, values)) in self.series.iter().enumerate() {
                 let width = 0.8 / bars;
                 let bar = |(group, &value): (usize, &f64)| {
@@ -210,6 +184,32 @@ fn axes<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut builder = ChartBuilder::on(area);
     builder.margin(8).x_label_area_size(40).y_label_area_size(52);
     builder
+}
+
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+
+/// Draws the axes, called by `names`, with about so many labels along them.
+fn mesh(
+    chart: &mut Chart<'_, '_>,
+    names: (&str, &str),
+    x_labels: usize,
+    x_label: &dyn Fn(&f64) -> String,
+) -> Result<()> {
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .bold_line_style(Paint::Grid.stand_in())
+        .light_line_style(TRANSPARENT)
+        .axis_style(Paint::Ink.stand_in())
+        .label_style(TEXT.into_font().color(&Paint::Ink.stand_in()))
+        .x_desc(names.0)
+        .y_desc(names.1)
+        .x_labels(x_labels)
+        .y_labels(6)
+        .x_label_formatter(x_label)
+        .y_label_formatter(&|y| short(*y))
+        .draw()
+        .map_err(drawn)
 }
 
 fn draw(paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
