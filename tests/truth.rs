@@ -1,12 +1,13 @@
 //! What workers say of themselves, over real sockets: read when it can be, and in nobody's way when it cannot.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use warmroute::config::{Config, Mode, Origin, Secret, Worker};
 use warmroute::core::ids::Time;
-use warmroute::engine::http::{EngineConfig, Fleet};
+use warmroute::engine::http::{EngineConfig, Fleet, Running};
 use warmroute::testing::{FakeEngine, Step, TestRouter, until};
 
 const PAGE: &str = "process_start_time_seconds 1.7e9\n\
@@ -24,6 +25,35 @@ fn config(mode: Mode, engines: &[&FakeEngine]) -> Config {
     config.scrape.interval = Some(Duration::from_millis(20));
     config.scrape.timeout = Duration::from_secs(20);
     config
+}
+
+fn settings(listen: SocketAddr, time_scale: f64) -> EngineConfig {
+    EngineConfig {
+        listen,
+        model: "m".to_owned(),
+        enable_prompt_tokens_details: true,
+        time_scale,
+        ..EngineConfig::default()
+    }
+}
+
+/// Simulated engines, each a fleet of its own, so that it can be killed alone; their addresses; and a config that names them.
+async fn simulated(count: usize, time_scale: f64) -> (Vec<Running>, Vec<SocketAddr>, Config) {
+    let mut fleets = Vec::new();
+    for _ in 0..count {
+        let anywhere = settings(([127, 0, 0, 1], 0).into(), time_scale);
+        fleets.push(Fleet::start(vec![anywhere]).await.expect("free ports"));
+    }
+    let addresses: Vec<_> = fleets.iter().map(|fleet| fleet.addresses()[0]).collect();
+    let mut config = config(Mode::Kv, &[]);
+    config.health.interval = Some(Duration::from_millis(50));
+    let worker = |address| Worker {
+        url: Origin::parse(&format!("http://{address}")).expect("an address"),
+        capacity_tokens: None,
+        prefill_speed: None,
+    };
+    config.workers.fixed = addresses.iter().map(worker).collect();
+    (fleets, addresses, config)
 }
 
 fn prompt(text: &str) -> String {
@@ -205,29 +235,7 @@ async fn readings_ask_for_plain_text_with_the_key_on_connections_of_their_own() 
 
 #[tokio::test]
 async fn a_worker_that_is_killed_and_started_again_under_load_is_believed_empty_at_once() {
-    let settings = |listen| EngineConfig {
-        listen,
-        model: "m".to_owned(),
-        enable_prompt_tokens_details: true,
-        time_scale: 20.0,
-        ..EngineConfig::default()
-    };
-    let anywhere = ([127, 0, 0, 1], 0).into();
-    let mut fleets = Vec::new();
-    for _ in 0..2 {
-        fleets.push(Fleet::start(vec![settings(anywhere)]).await.expect("free ports"));
-    }
-    let mut config = config(Mode::Kv, &[]);
-    config.health.interval = Some(Duration::from_millis(50));
-    let addresses: Vec<_> = fleets.iter().map(|fleet| fleet.addresses()[0]).collect();
-    config.workers.fixed = addresses
-        .iter()
-        .map(|address| Worker {
-            url: Origin::parse(&format!("http://{address}")).expect("an address"),
-            capacity_tokens: None,
-            prefill_speed: None,
-        })
-        .collect();
+    let (mut fleets, addresses, config) = simulated(2, 20.0).await;
     let router = TestRouter::start(config).await;
     let told = format!(r#"warmroute_worker_capacity_tokens{{kind="told",worker="{}"}}"#, addresses[0]);
     router.metric_is(&told, 9_344.0).await;
@@ -252,7 +260,7 @@ async fn a_worker_that_is_killed_and_started_again_under_load_is_believed_empty_
     });
     assert!(forgotten.is_some_and(|line| line.contains("refused")), "{forgotten:?}");
 
-    let again = Fleet::start(vec![settings(addresses[0])]).await.expect("the port that was its own");
+    let again = Fleet::start(vec![settings(addresses[0], 20.0)]).await.expect("the port that was its own");
     until("it to be used again", async || router.proxy.fleet.snapshot().eligible().len() == 2).await;
     let mut counted = 0.0;
     until("its own count of what it was sent", async || {
@@ -333,30 +341,9 @@ async fn ask_on(
 
 #[tokio::test]
 async fn nothing_is_lost_that_had_not_begun_when_a_worker_is_killed_and_started_again_under_load() {
-    let settings = |listen| EngineConfig {
-        listen,
-        model: "m".to_owned(),
-        enable_prompt_tokens_details: true,
-        time_scale: 10.0,
-        ..EngineConfig::default()
-    };
-    let mut fleets = Vec::new();
-    for _ in 0..3 {
-        fleets.push(Fleet::start(vec![settings(([127, 0, 0, 1], 0).into())]).await.expect("free ports"));
-    }
-    let addresses: Vec<_> = fleets.iter().map(|fleet| fleet.addresses()[0]).collect();
-    let mut config = config(Mode::Kv, &[]);
-    config.health.interval = Some(Duration::from_millis(50));
+    let (mut fleets, addresses, mut config) = simulated(3, 10.0).await;
     // The budget is another test's matter.
     config.retries.reserve = 1_000;
-    config.workers.fixed = addresses
-        .iter()
-        .map(|address| Worker {
-            url: Origin::parse(&format!("http://{address}")).expect("an address"),
-            capacity_tokens: None,
-            prefill_speed: None,
-        })
-        .collect();
     let router = TestRouter::start(config).await;
     let (answered, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let clients =
@@ -372,7 +359,7 @@ async fn nothing_is_lost_that_had_not_begun_when_a_worker_is_killed_and_started_
     drop(fleets.remove(0));
     until("its belief to be empty", async || blocks(&router, 0) == 0).await;
     more(60).await;
-    let again = Fleet::start(vec![settings(addresses[0])]).await.expect("the port that was its own");
+    let again = Fleet::start(vec![settings(addresses[0], 10.0)]).await.expect("the port that was its own");
     until("it to be used again", async || blocks(&router, 0) > 0).await;
     more(60).await;
     stop.store(true, Ordering::Relaxed);
