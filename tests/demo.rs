@@ -53,7 +53,9 @@ fn prints_a_table_with_its_legend() {
     for line in ["2 simulated vLLM workers", "formula    min(1, 3.95/P)", "With 6 prefixes", "published"] {
         assert!(text.contains(line), "`{line}` is not in:\n{text}");
     }
-    assert!(output.stderr.is_empty(), "progress belongs on a terminal only");
+    // Without a terminal, a line now and then: a run this small ends before, or tells of nothing else.
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.lines().all(|line| line.contains(" left")), "{told}");
 }
 
 #[test]

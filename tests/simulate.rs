@@ -10,17 +10,17 @@ use warmroute::experiment::simulate::job::{self, Contestant, Job, Library, Recip
 use warmroute::experiment::simulate::policy::PolicyName;
 use warmroute::experiment::simulate::report;
 use warmroute::experiment::simulate::suite::{HOT_CAPACITY, SERVICE_CAPACITY, TRACE_CAPACITY};
-use warmroute::experiment::simulate::workload::popularity::Popularity;
-use warmroute::experiment::simulate::workload::replay::{TraceDir, TraceName};
-use warmroute::experiment::simulate::workload::shared::{Groups, Hot, Service, Shape, WarmUp};
 use warmroute::experiment::trace::{self, RateRow};
+use warmroute::experiment::workload::popularity::Popularity;
+use warmroute::experiment::workload::replay::{TraceDir, TraceName};
+use warmroute::experiment::workload::shared::{Groups, Hot, Service, Shape, WarmUp};
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 fn fixtures() -> TraceDir {
-    TraceDir(here("tests/fixtures/traces"))
+    TraceDir::new(here("tests/fixtures/traces"))
 }
 
 fn contestants(policies: &[&str]) -> Vec<Contestant> {
@@ -65,9 +65,9 @@ const EVERY_POLICY: [&str; 9] = [
 
 #[test]
 fn ceilings_are_those_of_the_traces_description() {
-    let directory = TraceDir(here("../shared/traces"));
-    if !directory.0.is_dir() {
-        eprintln!("skipped: the traces are not at {}", directory.0.display());
+    let directory = TraceDir::new(here("../shared/traces"));
+    if !directory.path.is_dir() {
+        eprintln!("skipped: the traces are not at {}", directory.path.display());
         return;
     }
     let published = [
@@ -101,9 +101,9 @@ fn every_schema_reads() {
         (TraceName::AzureChat, 200),
     ];
     for (name, requests) in expected {
-        assert_eq!(directory.load(name).unwrap().requests().len(), requests, "{name:?}");
+        assert_eq!(directory.load(name).unwrap().requests.len(), requests, "{name:?}");
     }
-    let clients = directory.0.join("servegen_client_rates.jsonl.gz");
+    let clients = directory.path.join("servegen_client_rates.jsonl.gz");
     assert_eq!(trace::read::<RateRow>(&clients).unwrap().len(), 422);
 }
 
@@ -139,7 +139,7 @@ fn a_seed_repeats_its_run_on_any_number_of_threads() {
 fn every_request_ends_once() {
     let restart = |at, worker| Change::Restart { at, worker, down: 3.0 };
     let changes = vec![restart(1.0, 0), restart(2.0, 1), Change::Join { at: 3.0 }, restart(6.0, 0)];
-    let sessions = fixtures().load(TraceName::Sessions).unwrap().requests().len() as u64;
+    let sessions = fixtures().load(TraceName::Sessions).unwrap().requests.len() as u64;
     let cases = [
         (service(7, 200, WarmUp::EachPrefix), 200, SERVICE_CAPACITY),
         (hot(300), 300, HOT_CAPACITY),

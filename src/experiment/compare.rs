@@ -15,8 +15,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::figures::Row;
 use crate::experiment::report::{self, Point};
-use crate::experiment::service::Row;
 use crate::experiment::stats;
 
 /// Consecutive requests that are drawn together: longer than the number in flight, so that what they share stays together.
@@ -119,7 +119,9 @@ pub fn run(args: &CompareArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     let pairs: Vec<(&Point, &Point)> = a
         .iter()
         .filter_map(|a| {
-            let b = b.iter().find(|b| (b.prefixes, b.concurrency) == (a.prefixes, a.concurrency));
+            let same =
+                |b: &&Point| (b.prefixes, b.concurrency, &b.played) == (a.prefixes, a.concurrency, &a.played);
+            let b = b.iter().find(same);
             Some((a, b?))
         })
         .collect();
@@ -196,6 +198,8 @@ fn compare(a: &Point, b: &Point, level: f64) -> Vec<Difference> {
     FIGURES
         .iter()
         .zip(drawn)
+        // In an open loop the rate is what was asked for.
+        .filter(|((name, _), _)| a.concurrency > 0 || *name != "requests/s")
         .map(|((name, figure), mut values)| {
             values.sort_by(f64::total_cmp);
             let end = |share: f64| stats::quantile(&values, share).unwrap_or(f64::NAN);

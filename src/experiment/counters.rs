@@ -130,6 +130,44 @@ impl Counts {
     }
 }
 
+/// What a proxy has believed of the prompts that it placed, in tokens.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Belief {
+    /// Believed to be cached where the request was sent.
+    pub predicted: f64,
+    pub prompt_tokens: f64,
+}
+
+impl Belief {
+    /// From the `/metrics` of a warmroute's admin listener; both are zero before its first answer.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    pub async fn read(admin: &Target) -> Result<Belief> {
+        let (status, text) = admin.get("/metrics").await?;
+        if !status.is_success() {
+            bail!("GET {admin}/metrics: status {status}; --admin wants the admin listener of a warmroute");
+        }
+        let total = |name: &str| samples(&text, name).map(|(_, value)| value).sum();
+        Ok(Belief {
+            predicted: total("warmroute_predicted_cached_tokens_total"),
+            prompt_tokens: total("warmroute_prompt_tokens_total"),
+        })
+    }
+
+    pub fn minus(self, earlier: Belief) -> Belief {
+        Belief {
+            predicted: self.predicted - earlier.predicted,
+            prompt_tokens: self.prompt_tokens - earlier.prompt_tokens,
+        }
+    }
+
+    /// Predicted of all prompt tokens.
+    pub fn share(self) -> f64 {
+        self.predicted / self.prompt_tokens.max(1.0)
+    }
+}
+
 /// The change from `earlier` to `later`.
 ///
 /// # Errors

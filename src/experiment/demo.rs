@@ -14,26 +14,27 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures_util::future::BoxFuture;
-use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::config::{self, Config, Mode};
 use crate::engine::http::{self, EngineConfig, Fleet};
-use crate::experiment::bench::progress_bar;
 use crate::experiment::counters::Workers;
+use crate::experiment::figures::Figures;
+use crate::experiment::progress::Progress;
 use crate::experiment::prompts::Api;
 use crate::experiment::published::{PREFIXES_A_WORKER, routed_formula, service_formula};
 use crate::experiment::report::page::{self, Page};
 use crate::experiment::report::{self, Point, p50_p99, percent};
-use crate::experiment::service::{self, Figures, Settings};
+use crate::experiment::service::{self, Settings};
+use crate::experiment::sizing::{Sizes, Wanted};
 use crate::experiment::subject::{Subject, Wish};
 use crate::experiment::target::Target;
 
-/// Runs that go side by side. More would make the machine the bottleneck of the times measured: one run moves about 700
-/// tokens a second from a worker through the proxy to the client.
-const SIDE_BY_SIDE: usize = 12;
+/// Requests in flight in all runs that go side by side. More would make the machine the bottleneck of the times measured: eight
+/// of them move about 700 tokens a second from a worker through the proxy to the client.
+const IN_FLIGHT: usize = 96;
 /// The modes compared, in the order of the table.
 const MODES: [Mode; 2] = [Mode::Random, Mode::Kv];
 
@@ -42,6 +43,9 @@ pub struct DemoArgs {
     /// Simulated workers
     #[arg(long, default_value_t = 6, value_name = "N")]
     pub workers: usize,
+    /// Speed of each worker as a share of the usual; the last one counts for the rest
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "S,..")]
+    pub speeds: Vec<f64>,
     /// Requests in flight
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub concurrency: usize,
@@ -82,6 +86,8 @@ pub type StartProxy = Arc<dyn Fn(Config) -> BoxFuture<'static, Result<Proxy>> + 
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub workers: usize,
+    /// Of each worker, as a share of the usual.
+    pub speeds: Vec<f64>,
     pub concurrency: usize,
     pub runs: u64,
     pub seed: u64,
@@ -102,6 +108,7 @@ pub struct Report {
 /// If an argument is out of range, or workers, proxy or load fail.
 pub async fn run(args: &DemoArgs, start_proxy: StartProxy, out: &mut (dyn Write + Send)) -> Result<()> {
     ensure!((1..=1000).contains(&args.workers), "--workers must be from 1 to 1000");
+    ensure!(args.speeds.iter().all(|&s| s > 0.0 && s.is_finite()), "--speeds must be above 0");
     ensure!(args.concurrency > 0, "--concurrency must be at least 1");
     ensure!(!args.prefixes.is_empty() && !args.prefixes.contains(&0), "--prefixes must all be at least 1");
     ensure!(args.runs > 0, "--runs must be at least 1");
@@ -128,9 +135,10 @@ struct Run {
 
 async fn measure(args: &DemoArgs, start_proxy: StartProxy) -> Result<Report> {
     let started = Instant::now();
-    let wish = wish();
     // All fleets are alike: what holds for the prompts of one holds for all.
-    let learned = Arc::new(Stage::start(1, Mode::Random, &start_proxy).await?.subject(&wish).await?);
+    let learned =
+        Arc::new(Stage::start(vec![worker_config(1.0)], Mode::Random, &start_proxy).await?.subject().await?);
+    let sizes = learned.1;
 
     // The longest first, so that none of them is left alone at the end.
     let mut prefixes = args.prefixes.clone();
@@ -141,17 +149,16 @@ async fn measure(args: &DemoArgs, start_proxy: StartProxy) -> Result<Report> {
         .flat_map(|&prefixes| (0..args.runs).map(move |number| (prefixes, number)))
         .flat_map(|(prefixes, number)| MODES.map(|mode| Run { prefixes, mode, number }))
         .collect();
-    let all = runs.iter().map(|run| settings(args, run).request_count() + run.prefixes).sum::<usize>();
-    let progress = progress_bar(all as u64);
-    let turns = Arc::new(Semaphore::new(SIDE_BY_SIDE));
+    let progress = Progress::new(runs.iter().map(|run| settings(args, run, sizes).units()).sum());
+    let turns = Arc::new(Semaphore::new((IN_FLIGHT / args.concurrency).max(1)));
     let mut going = JoinSet::new();
     for run in runs {
         let (turns, progress) = (Arc::clone(&turns), progress.clone());
         let (start_proxy, learned) = (Arc::clone(&start_proxy), Arc::clone(&learned));
-        let (settings, workers) = (settings(args, &run), args.workers);
+        let (settings, workers) = (settings(args, &run, sizes), fleet(args));
         going.spawn(async move {
             let _turn = turns.acquire_owned().await?;
-            let figures = one_run(run, workers, &settings, &learned, &start_proxy, &progress)
+            let figures = one_run(run, workers, &settings, &learned.0, &start_proxy, &progress)
                 .await
                 .with_context(|| format!("{}, {} prefixes", run.mode.as_str(), run.prefixes))?;
             anyhow::Ok((run, figures))
@@ -161,36 +168,31 @@ async fn measure(args: &DemoArgs, start_proxy: StartProxy) -> Result<Report> {
     while let Some(ended) = going.join_next().await {
         done.push(ended.context("a run broke down")??);
     }
-    progress.finish_and_clear();
+    progress.finish();
     done.sort_by_key(|(run, _)| run.number);
-    let worker = worker_config();
+    let worker = worker_config(1.0);
     Ok(Report {
         workers: args.workers,
+        speeds: (0..args.workers).map(|worker| speed_of(args, worker)).collect(),
         concurrency: args.concurrency,
         runs: args.runs,
         seed: args.seed,
         worker_tokens: u64::from(worker.engine.num_blocks) * u64::from(worker.engine.block_size),
-        prompt_tokens: wish.prompt_tokens,
-        shareable_tokens: learned.sizes.shareable_tokens,
-        output_tokens: wish.output_tokens,
+        prompt_tokens: PROMPTS.prompt_tokens,
+        shareable_tokens: sizes.shareable_tokens,
+        output_tokens: OUTPUT_TOKENS,
         elapsed_s: started.elapsed().as_secs_f64(),
         points: points(args, &done),
     })
 }
 
-/// The study's prompts.
-fn wish() -> Wish {
-    Wish {
-        api: Api::Chat,
-        model: None,
-        prefix_tokens: 2032,
-        prompt_tokens: 2371,
-        output_tokens: 64,
-        timeout: Duration::from_secs(120),
-    }
-}
+/// The study's prompts and answers.
+const PROMPTS: Wanted = Wanted { shared_tokens: 2032, prompt_tokens: 2371 };
+const OUTPUT_TOKENS: u32 = 64;
+/// After which a request has failed.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-fn settings(args: &DemoArgs, run: &Run) -> Settings {
+fn settings(args: &DemoArgs, run: &Run, sizes: Sizes) -> Settings {
     Settings {
         prefixes: run.prefixes,
         concurrency: args.concurrency,
@@ -198,23 +200,25 @@ fn settings(args: &DemoArgs, run: &Run) -> Settings {
         seed: args.seed,
         // Both modes get the very same requests: no two runs have a worker in common.
         texts: 0,
+        sizes,
         run: run.number,
         keep_alive: false,
-        timeout: Duration::from_secs(120),
+        timeout: TIMEOUT,
     }
 }
 
 async fn one_run(
     run: Run,
-    workers: usize,
+    workers: Vec<EngineConfig>,
     settings: &Settings,
     learned: &Subject,
     start_proxy: &StartProxy,
-    progress: &ProgressBar,
+    progress: &Progress,
 ) -> Result<Figures> {
     let stage = Stage::start(workers, run.mode, start_proxy).await?;
     let (target, workers) = stage.addresses().await?;
-    let subject = Subject { target, workers, ..learned.clone() };
+    let admin = Some(Target::resolve(&format!("http://{}", stage.proxy.admin)).await?);
+    let subject = Subject { target, workers, admin, ..learned.clone() };
     service::run(&subject, settings, progress).await
 }
 
@@ -225,8 +229,8 @@ struct Stage {
 }
 
 impl Stage {
-    async fn start(workers: usize, mode: Mode, start_proxy: &StartProxy) -> Result<Stage> {
-        let fleet = Fleet::start(vec![worker_config(); workers]).await?;
+    async fn start(workers: Vec<EngineConfig>, mode: Mode, start_proxy: &StartProxy) -> Result<Stage> {
+        let fleet = Fleet::start(workers).await?;
         let proxy =
             start_proxy(proxy_config(fleet.addresses(), mode)?).await.context("cannot start the proxy")?;
         wait_until_ready(&proxy).await?;
@@ -239,9 +243,12 @@ impl Stage {
         Ok((target, Workers::resolve(&urls).await?))
     }
 
-    async fn subject(&self, wish: &Wish) -> Result<Subject> {
+    async fn subject(&self) -> Result<(Subject, Sizes)> {
         let (target, workers) = self.addresses().await?;
-        Subject::learn("demo", target, workers, wish).await
+        let wish = Wish { api: Api::Chat, model: None, output_tokens: OUTPUT_TOKENS, timeout: TIMEOUT };
+        let subject = Subject::learn("demo", target, workers, &wish).await?;
+        let sizes = Sizes::find(&subject, PROMPTS).await?;
+        Ok((subject, sizes))
     }
 }
 
@@ -257,8 +264,17 @@ async fn wait_until_ready(proxy: &Proxy) -> Result<()> {
 }
 
 /// The study's worker: 585 blocks of 16 tokens, of which vLLM keeps one for itself.
-fn worker_config() -> EngineConfig {
-    EngineConfig { enable_prompt_tokens_details: true, ..EngineConfig::default() }
+fn worker_config(speed: f64) -> EngineConfig {
+    let usual = EngineConfig::default();
+    EngineConfig { enable_prompt_tokens_details: true, engine: usual.engine.clone().at_speed(speed), ..usual }
+}
+
+fn fleet(args: &DemoArgs) -> Vec<EngineConfig> {
+    (0..args.workers).map(|worker| worker_config(speed_of(args, worker))).collect()
+}
+
+fn speed_of(args: &DemoArgs, worker: usize) -> f64 {
+    args.speeds.get(worker).or(args.speeds.last()).copied().unwrap_or(1.0)
 }
 
 /// The product's defaults, on any free loopback ports.
@@ -277,7 +293,8 @@ fn points(args: &DemoArgs, done: &[(Run, Figures)]) -> Vec<Point> {
     let point = |prefixes: usize, mode: Mode| {
         let of_point = done.iter().filter(|(run, _)| (run.prefixes, run.mode) == (prefixes, mode));
         let figures = of_point.map(|(_, figures)| figures.clone()).collect();
-        Point::of(mode.as_str(), Some(args.workers), prefixes, args.concurrency, figures, true)
+        let is_study = args.speeds.iter().all(|&speed| speed == 1.0);
+        Point::of(mode.as_str(), Some(args.workers), prefixes, args.concurrency, figures, is_study)
     };
     args.prefixes
         .iter()
@@ -294,6 +311,7 @@ impl Report {
                     "workers",
                     format!("{} simulated, {} tokens of KV cache each", self.workers, self.worker_tokens),
                 ),
+                ("speeds", self.speeds.iter().map(f64::to_string).collect::<Vec<_>>().join(", ")),
                 ("in flight", format!("{}, a new connection for each request", self.concurrency)),
                 (
                     "prompts",

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::service::Figures;
+use crate::experiment::figures::Figures;
 
 /// One measurement to make.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

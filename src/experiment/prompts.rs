@@ -38,6 +38,8 @@ pub enum Use {
     WarmUp,
     /// Something to learn the target by, in no measured prompt.
     Probe,
+    /// A block of a workload, by its place in a chain of blocks.
+    Block,
 }
 
 impl Writer {
@@ -54,30 +56,40 @@ impl Writer {
 
     /// `words` words with single spaces between. The first eighteen already have 126 bits of chance: no text comes twice.
     pub fn text(&self, purpose: Use, index: usize, words: usize) -> String {
-        let mut bytes = vec![0; words];
-        stream(&self.text_key, &[purpose as u8], index).fill(&mut bytes);
         let mut text = String::with_capacity(4 * words);
+        self.write(purpose, index as u64, words, &mut text);
+        text
+    }
+
+    /// Appends as many words to `text`, each after a space unless it is the first.
+    pub fn write(&self, purpose: Use, number: u64, words: usize, text: &mut String) {
+        let mut bytes = vec![0; words];
+        stream(&self.text_key, &[purpose as u8], number).fill(&mut bytes);
         for byte in bytes {
             if !text.is_empty() {
                 text.push(' ');
             }
             text.push_str(WORDS[usize::from(byte) % WORDS.len()]);
         }
-        text
+    }
+
+    /// A word for this run on this target, to keep caches apart by.
+    pub fn salt(&self) -> String {
+        self.text(Use::Probe, usize::MAX, 8).replace(' ', "-")
     }
 
     /// A uniform draw from `0..below` for the request at `index`.
     pub fn draw(&self, index: usize, below: usize) -> usize {
         let mut bytes = [0; 8];
-        stream(&self.order_key, b"draw", index).fill(&mut bytes);
+        stream(&self.order_key, b"draw", index as u64).fill(&mut bytes);
         // The bias of the remainder is below 1e-15 for any number of groups that fits a fleet.
         (u64::from_le_bytes(bytes) % below.max(1) as u64) as usize
     }
 }
 
-fn stream(key: &[u8; 32], purpose: &[u8], index: usize) -> blake3::OutputReader {
+fn stream(key: &[u8; 32], purpose: &[u8], number: u64) -> blake3::OutputReader {
     let mut hasher = blake3::Hasher::new_keyed(key);
-    hasher.update(purpose).update(&(index as u64).to_le_bytes());
+    hasher.update(purpose).update(&number.to_le_bytes());
     hasher.finalize_xof()
 }
 
@@ -108,40 +120,58 @@ pub struct Template {
     pub output_tokens: u32,
 }
 
+/// What a prompt is made of.
+#[derive(Copy, Clone, Debug)]
+pub enum Text<'a> {
+    /// A prefix that others share, and a tail of its own: a system and a user message.
+    Parts(&'a str, &'a str),
+    /// One piece: a user message.
+    Whole(&'a str),
+}
+
 impl Template {
     /// The body of a streamed request that asks for `usage`.
-    pub fn body(&self, prefix: &str, tail: &str) -> Bytes {
+    pub fn body(&self, text: Text<'_>) -> Bytes {
+        self.body_for(text, self.output_tokens)
+    }
+
+    /// The same for an answer of `output_tokens`.
+    pub fn body_for(&self, text: Text<'_>, output_tokens: u32) -> Bytes {
         let mut body = json!({
             "model": self.model,
-            "max_tokens": self.output_tokens,
+            "max_tokens": output_tokens,
             "ignore_eos": true,
             "temperature": 0,
             "stream": true,
             "stream_options": {"include_usage": true},
         });
-        self.put_prompt(&mut body, prefix, tail);
+        self.put_prompt(&mut body, text);
         body.to_string().into()
     }
 
     /// The body that asks `/tokenize` about the same prompt.
-    pub fn tokenize_body(&self, prefix: &str, tail: &str) -> Value {
+    pub fn tokenize_body(&self, text: Text<'_>) -> Value {
         let mut body = json!({"model": self.model});
         if self.api == Api::Chat {
             body["add_generation_prompt"] = json!(true);
         }
-        self.put_prompt(&mut body, prefix, tail);
+        self.put_prompt(&mut body, text);
         body
     }
 
-    fn put_prompt(&self, body: &mut Value, prefix: &str, tail: &str) {
-        match self.api {
-            Api::Chat => {
+    fn put_prompt(&self, body: &mut Value, text: Text<'_>) {
+        match (self.api, text) {
+            (Api::Chat, Text::Parts(prefix, tail)) => {
                 body["messages"] = json!([
                     {"role": "system", "content": prefix},
                     {"role": "user", "content": tail},
                 ]);
             }
-            Api::Completions => body["prompt"] = json!(format!("{prefix} {tail}")),
+            (Api::Chat, Text::Whole(text)) => body["messages"] = json!([{"role": "user", "content": text}]),
+            (Api::Completions, Text::Parts(prefix, tail)) => {
+                body["prompt"] = json!(format!("{prefix} {tail}"));
+            }
+            (Api::Completions, Text::Whole(text)) => body["prompt"] = json!(text),
         }
     }
 }
@@ -195,12 +225,13 @@ mod tests {
     #[test]
     fn bodies_put_the_prefix_first() {
         let template = |api| Template { api, model: "m".into(), output_tokens: 64 };
-        let chat: Value = serde_json::from_slice(&template(Api::Chat).body("aaa", "bbb")).unwrap();
+        let chat: Value =
+            serde_json::from_slice(&template(Api::Chat).body(Text::Parts("aaa", "bbb"))).unwrap();
         assert_eq!(chat["messages"][0]["content"], "aaa");
         assert_eq!(chat["stream_options"]["include_usage"], true);
         let completion: Value =
-            serde_json::from_slice(&template(Api::Completions).body("aaa", "bbb")).unwrap();
+            serde_json::from_slice(&template(Api::Completions).body(Text::Parts("aaa", "bbb"))).unwrap();
         assert_eq!(completion["prompt"], "aaa bbb");
-        assert_eq!(template(Api::Completions).tokenize_body("aaa", "bbb")["prompt"], "aaa bbb");
+        assert_eq!(template(Api::Completions).tokenize_body(Text::Parts("aaa", "bbb"))["prompt"], "aaa bbb");
     }
 }

@@ -4,11 +4,10 @@ use anyhow::{Context, Result, bail};
 use http::StatusCode;
 use serde::Deserialize;
 
-use crate::experiment::prompts::{Template, Use, Writer};
+use crate::experiment::prompts::{Template, Text, Use, Writer};
+use crate::experiment::subject::{PROBE_WORDS, Subject};
 use crate::experiment::target::Target;
 
-/// Block size of a vLLM that does not say its own.
-pub const DEFAULT_BLOCK_SIZE: u32 = 16;
 /// Corrections tried before a tokenizer is given up on; two suffice for all seen.
 const ATTEMPTS: usize = 12;
 
@@ -19,8 +18,6 @@ pub struct Wanted {
     pub shared_tokens: u32,
     /// Tokens of a whole prompt.
     pub prompt_tokens: u32,
-    /// Tokens in a block of the engines' caches.
-    pub block_size: u32,
 }
 
 /// The sizes to write.
@@ -32,21 +29,36 @@ pub struct Sizes {
     pub shareable_tokens: Option<u32>,
 }
 
-/// Finds the sizes with the target's `/tokenize`; `None` if it has none.
-///
-/// # Errors
-/// If `/tokenize` fails, or no number of words gives the wanted sizes.
-pub async fn by_tokenizer(target: &Target, template: &Template, wanted: Wanted) -> Result<Option<Sizes>> {
-    if wanted.prompt_tokens < wanted.shared_tokens + 2 * wanted.block_size {
-        bail!(
-            "a prompt of {} tokens has no room for {} shared ones and a tail of two blocks of {}",
-            wanted.prompt_tokens,
-            wanted.shared_tokens,
-            wanted.block_size
-        );
+impl Sizes {
+    /// Asks the subject's tokenizer, or goes by what it counted its probe as.
+    ///
+    /// # Errors
+    /// If `/tokenize` fails, or no number of words gives the wanted sizes.
+    pub async fn find(subject: &Subject, wanted: Wanted) -> Result<Sizes> {
+        let block_size = subject.block_size();
+        if wanted.prompt_tokens < wanted.shared_tokens + 2 * block_size {
+            bail!(
+                "a prompt of {} tokens has no room for {} shared ones and a tail of two blocks of {block_size}",
+                wanted.prompt_tokens,
+                wanted.shared_tokens,
+            );
+        }
+        match by_tokenizer(&subject.target, &subject.template, wanted, block_size).await? {
+            Some(sizes) => Ok(sizes),
+            None => Ok(by_probe(PROBE_WORDS, subject.probe_tokens, wanted, block_size)),
+        }
     }
+}
+
+/// Finds the sizes with the target's `/tokenize`; `None` if it has none.
+async fn by_tokenizer(
+    target: &Target,
+    template: &Template,
+    wanted: Wanted,
+    block_size: u32,
+) -> Result<Option<Sizes>> {
     // Half a block above the last full one: a token more or less in another prefix does not change the full blocks.
-    let aim = f64::from(wanted.shared_tokens + wanted.block_size / 2);
+    let aim = f64::from(wanted.shared_tokens + block_size / 2);
     let (mut prefix_words, mut tail_words) =
         (wanted.shared_tokens as usize, (wanted.prompt_tokens - wanted.shared_tokens) as usize);
     for _ in 0..ATTEMPTS {
@@ -57,8 +69,8 @@ pub async fn by_tokenizer(target: &Target, template: &Template, wanted: Wanted) 
         let prefix_off = (aim - found.shared) * prefix_words as f64 / found.shared;
         let tail_off = (tail_wanted - found.rest) * tail_words as f64 / found.rest;
         if prefix_off.abs() < 1.5 && tail_off.abs() < 1.5 {
-            let blocks = found.shared as u32 / wanted.block_size;
-            let shareable_tokens = Some(blocks * wanted.block_size);
+            let blocks = found.shared as u32 / block_size;
+            let shareable_tokens = Some(blocks * block_size);
             return Ok(Some(Sizes { prefix_words, tail_words, shareable_tokens }));
         }
         prefix_words = (prefix_words as f64 + prefix_off).round().max(1.0) as usize;
@@ -68,9 +80,9 @@ pub async fn by_tokenizer(target: &Target, template: &Template, wanted: Wanted) 
 }
 
 /// Sizes from the tokens that one probe of `words` words was counted as; for targets without `/tokenize`.
-pub fn by_probe(words: usize, tokens: u32, wanted: Wanted) -> Sizes {
+fn by_probe(words: usize, tokens: u32, wanted: Wanted, block_size: u32) -> Sizes {
     let words_a_token = words as f64 / f64::from(tokens.max(1));
-    let aim = f64::from(wanted.shared_tokens + wanted.block_size / 2);
+    let aim = f64::from(wanted.shared_tokens + block_size / 2);
     let rest = (f64::from(wanted.prompt_tokens) - aim).max(1.0);
     Sizes {
         prefix_words: (aim * words_a_token).round() as usize,
@@ -105,7 +117,7 @@ impl Found {
         // Words that are not in the vocabulary of texts, so that the two tails differ from their first letter on.
         for first in ["zoo", "wax"] {
             let tail = format!("{first} {}", writer.text(Use::Probe, 1, tail_words.saturating_sub(1)));
-            match tokenize(target, template, &prefix, &tail).await? {
+            match tokenize(target, template, Text::Parts(&prefix, &tail)).await? {
                 Some(tokens) => prompts.push(tokens),
                 None => return Ok(None),
             }
@@ -119,13 +131,12 @@ impl Found {
     }
 }
 
-async fn tokenize(
-    target: &Target,
-    template: &Template,
-    prefix: &str,
-    tail: &str,
-) -> Result<Option<Vec<u64>>> {
-    let (status, text) = target.post("/tokenize", &template.tokenize_body(prefix, tail)).await?;
+/// The tokens of a prompt by the target's `/tokenize`; `None` if it has none.
+///
+/// # Errors
+/// If it fails, or its answer has no tokens.
+pub async fn tokenize(target: &Target, template: &Template, text: Text<'_>) -> Result<Option<Vec<u64>>> {
+    let (status, text) = target.post("/tokenize", &template.tokenize_body(text)).await?;
     match status {
         StatusCode::OK => {
             let answer: Tokenized = serde_json::from_str(&text)
@@ -146,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_probe_scales_words_to_tokens() {
-        let wanted = Wanted { shared_tokens: 2032, prompt_tokens: 2371, block_size: 16 };
-        let sizes = by_probe(300, 600, wanted);
+        let wanted = Wanted { shared_tokens: 2032, prompt_tokens: 2371 };
+        let sizes = by_probe(300, 600, wanted, 16);
         assert_eq!((sizes.prefix_words, sizes.tail_words), (1020, 166));
         assert_eq!(sizes.shareable_tokens, None);
     }

@@ -30,6 +30,8 @@ pub enum TraceError {
     Row { path: PathBuf, line: usize, what: String },
     #[error("{path}: the trace has no rows")]
     Empty { path: PathBuf },
+    #[error("{path}: {what}")]
+    Schema { path: PathBuf, what: String },
 }
 
 /// One line of a trace that can say what is wrong with itself.
@@ -183,6 +185,13 @@ fn check_arrival(milliseconds: f64, input_length: u32) -> Result<(), String> {
     Ok(())
 }
 
+impl TraceError {
+    /// Nothing behind it can be read either; other errors spoil one line.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, TraceError::Open { .. } | TraceError::Read { .. } | TraceError::Long { .. })
+    }
+}
+
 /// All rows of the trace at `path`, which must have at least one.
 pub fn read<R: Row>(path: &Path) -> Result<Vec<R>, TraceError> {
     let rows = Rows::open(path)?.collect::<Result<Vec<R>, _>>()?;
@@ -192,7 +201,7 @@ pub fn read<R: Row>(path: &Path) -> Result<Vec<R>, TraceError> {
     Ok(rows)
 }
 
-/// The rows of one trace, read as they are asked for; ends after the first error.
+/// The rows of one trace, read as they are asked for. A bad row is an error in its place; the file itself ends after the first.
 pub struct Rows<R> {
     path: PathBuf,
     reader: Box<dyn BufRead>,
@@ -214,6 +223,11 @@ impl<R: Row> Rows<R> {
         };
         let (path, row) = (path.to_owned(), std::marker::PhantomData);
         Ok(Rows { path, reader, line: 0, buffer: Vec::new(), failed: false, row })
+    }
+
+    /// The line of the row that was read last, from 1.
+    pub fn line(&self) -> usize {
+        self.line
     }
 
     fn next_row(&mut self) -> Result<Option<R>, TraceError> {
@@ -249,7 +263,7 @@ impl<R: Row> Iterator for Rows<R> {
             return None;
         }
         let row = self.next_row().transpose();
-        self.failed = matches!(row, Some(Err(_)));
+        self.failed = matches!(&row, Some(Err(error)) if error.is_fatal());
         row
     }
 }

@@ -24,6 +24,12 @@ pub struct EngineArgs {
     /// KV blocks of each worker, as vLLM's num_gpu_blocks
     #[arg(long)]
     pub blocks: Option<u32>,
+    /// Tokens of a KV block
+    #[arg(long)]
+    pub block_size: Option<u32>,
+    /// Speed of each worker as a share of the usual; the last one counts for the rest
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    pub speeds: Vec<f64>,
     /// Longest prompt and answer together, in tokens; what the KV cache holds if not given
     #[arg(long)]
     pub max_model_len: Option<u32>,
@@ -47,6 +53,10 @@ impl EngineArgs {
         let defaults = EngineConfig::default();
         let mut engine = defaults.engine.clone();
         engine.num_blocks = self.blocks.unwrap_or(engine.num_blocks);
+        engine.block_size = self.block_size.unwrap_or(engine.block_size);
+        if self.speeds.iter().any(|speed| !(*speed > 0.0 && speed.is_finite())) {
+            return Err("`--speeds` must be numbers above 0".to_owned());
+        }
         let config = EngineConfig {
             model: self.model.clone().unwrap_or(defaults.model),
             max_model_len: self.max_model_len,
@@ -65,7 +75,10 @@ impl EngineArgs {
         };
         (0..self.workers)
             .map(|worker| {
-                Ok(EngineConfig { listen: SocketAddr::new(self.host, port(worker)?), ..config.clone() })
+                let speed = self.speeds.get(usize::from(worker)).or(self.speeds.last()).copied();
+                let engine = config.engine.clone().at_speed(speed.unwrap_or(1.0));
+                let listen = SocketAddr::new(self.host, port(worker)?);
+                Ok(EngineConfig { listen, engine, ..config.clone() })
             })
             .collect()
     }
@@ -93,6 +106,19 @@ mod tests {
             configs(&["--workers", "3", "--port", "9000", "--blocks", "100", "--api-key", "k"]).unwrap();
         assert_eq!(configs.iter().map(|config| config.listen.port()).collect::<Vec<_>>(), [9000, 9001, 9002]);
         assert!(configs.iter().all(|config| config.engine.num_blocks == 100 && config.check().is_ok()));
+    }
+
+    #[test]
+    fn speeds_go_to_the_workers_in_turn() {
+        use crate::engine::model::Timing;
+        let configs = configs(&["--workers", "3", "--speeds", "1,0.5", "--block-size", "32"]).unwrap();
+        let speed = |worker: usize| match &configs[worker].engine.timing {
+            Timing::Chunked(timing) => timing.prefill_tokens_per_s,
+            Timing::Serial(timing) => timing.prefill_tokens_per_s,
+        };
+        assert_eq!([speed(0), speed(1), speed(2)], [35_000.0, 17_500.0, 17_500.0]);
+        assert!(configs.iter().all(|config| config.engine.block_size == 32));
+        assert!(super::tests::configs(&["--speeds", "0"]).unwrap_err().contains("--speeds"));
     }
 
     #[test]

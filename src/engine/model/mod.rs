@@ -99,6 +99,18 @@ impl Default for Chunked {
     }
 }
 
+impl Chunked {
+    /// The same worker `speed` times as fast; what happens before the queue takes as long.
+    pub fn at_speed(&self, speed: f64) -> Chunked {
+        Chunked {
+            step_seconds: self.step_seconds / speed,
+            prefill_tokens_per_s: self.prefill_tokens_per_s * speed,
+            decode_seconds: self.decode_seconds / speed,
+            ..self.clone()
+        }
+    }
+}
+
 /// Speeds of [`Timing::Serial`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -192,6 +204,18 @@ pub struct BadSpec {
 }
 
 impl Spec {
+    /// The same worker `speed` times as fast.
+    pub fn at_speed(self, speed: f64) -> Spec {
+        let timing = match &self.timing {
+            Timing::Chunked(usual) => Timing::Chunked(usual.at_speed(speed)),
+            Timing::Serial(usual) => Timing::Serial(Serial {
+                prefill_tokens_per_s: usual.prefill_tokens_per_s * speed,
+                decode_tokens_per_s: usual.decode_tokens_per_s * speed,
+            }),
+        };
+        Spec { timing, ..self }
+    }
+
     /// Blocks that can hold something: all but the null block.
     pub fn usable_blocks(&self) -> u32 {
         self.num_blocks.saturating_sub(1)

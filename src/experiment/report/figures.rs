@@ -17,6 +17,7 @@ pub fn charts(points: &[Point], prefixes_a_worker: Option<f64>) -> Charts {
     let mut charts = Charts::default();
     for concurrency in all.concurrencies() {
         charts.lines.extend(hits(&all, concurrency, prefixes_a_worker));
+        charts.lines.extend(beliefs(&all, concurrency));
         charts.lines.extend(ttft_by_prefixes(&all, concurrency));
         charts.lines.extend(throughput(&all, concurrency));
     }
@@ -24,7 +25,18 @@ pub fn charts(points: &[Point], prefixes_a_worker: Option<f64>) -> Charts {
         charts.lines.extend(ttft_by_concurrency(&all, prefixes));
     }
     charts.bars.extend(workers(&all));
+    if charts.lines.is_empty() {
+        charts.bars.extend(of_each(&all));
+    }
     charts
+}
+
+/// In words: requests in flight, or that they come at times of their own.
+fn flight(concurrency: usize) -> String {
+    match concurrency {
+        0 => "open loop".to_owned(),
+        some => format!("{some} in flight"),
+    }
 }
 
 struct All<'a> {
@@ -117,9 +129,67 @@ fn hits(all: &All<'_>, concurrency: usize, prefixes_a_worker: Option<f64>) -> Op
         let name = "published, Service".to_owned();
         lines.push(Line { name, paint: Paint::Reference, mark: Mark::Rings, points: published });
     }
-    let title = format!("Requests with a cached prefix, {concurrency} in flight");
+    let title = format!("Requests with a cached prefix, {}", flight(concurrency));
     let chart = chart(title, "prefixes", "hits %", lines)?;
     Some(LineChart { y_max: Some(105.0), ..chart })
+}
+
+/// Cached tokens as the proxy predicted them beside what answers confirmed.
+fn beliefs(all: &All<'_>, concurrency: usize) -> Option<LineChart> {
+    let here =
+        |point: &Point| point.concurrency == concurrency && point.median.predicted_token_share.is_some();
+    let confirmed = |point: &Point| Some(100.0 * point.median.usage_token_share);
+    let predicted = |point: &Point| point.median.predicted_token_share.map(|share| 100.0 * share);
+    let mut lines = all.lines(Mark::Solid, "confirmed", here, |point| point.prefixes, confirmed);
+    lines.extend(all.lines(Mark::Dashed, "predicted", here, |point| point.prefixes, predicted));
+    chart(
+        format!("Cached tokens, predicted and confirmed, {}", flight(concurrency)),
+        "prefixes",
+        "% of prompts",
+        lines,
+    )
+}
+
+/// Where there is nothing to join by a line: shares and times of each target, for each workload.
+fn of_each(all: &All<'_>) -> Vec<BarChart> {
+    let series = |values: fn(&Point) -> Vec<f64>| {
+        let one = |(nth, point): (usize, &Point)| {
+            let name = match &point.played {
+                Some(played) if all.points.len() > all.modes().len() => {
+                    format!("{}, {}", point.mode, played.workload)
+                }
+                _ => point.mode.clone(),
+            };
+            (name, Paint::Series(nth as u8), values(point))
+        };
+        all.points.iter().enumerate().map(one).collect::<Vec<_>>()
+    };
+    let groups = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let shares = BarChart {
+        title: "Cached tokens of all prompt tokens".to_owned(),
+        x_label: "counted by",
+        y_label: "%",
+        groups: groups(&["answers", "engines", "proxy, predicted"]),
+        series: series(|point| {
+            let figures = &point.median;
+            let shares =
+                [Some(figures.usage_token_share), figures.counter_token_share, figures.predicted_token_share];
+            shares.map(|share| 100.0 * share.unwrap_or(0.0)).into()
+        }),
+    };
+    let times = BarChart {
+        title: "Time to first token".to_owned(),
+        x_label: "of hits, of misses, of all",
+        y_label: "ms",
+        groups: groups(&["hits p50", "hits p90", "misses p50", "misses p90", "all p50", "all p99"]),
+        series: series(|point| {
+            let (hits, misses, of_all) =
+                (point.median.ttft_hit_ms, point.median.ttft_miss_ms, point.median.ttft_ms);
+            let both = |times: Option<Percentiles>| times.map_or([0.0; 2], |times| [times.p50, times.p90]);
+            [both(hits), both(misses), [of_all.p50, of_all.p99]].concat()
+        }),
+    };
+    if all.points.is_empty() { Vec::new() } else { vec![shares, times] }
 }
 
 fn ttft_by_prefixes(all: &All<'_>, concurrency: usize) -> Vec<LineChart> {
@@ -128,13 +198,13 @@ fn ttft_by_prefixes(all: &All<'_>, concurrency: usize) -> Vec<LineChart> {
     let p99 = |point: &Point| Some(point.median.ttft_ms.p99);
     let mut overall = all.lines(Mark::Solid, "p50", here, |point| point.prefixes, p50);
     overall.extend(all.lines(Mark::Dashed, "p99", here, |point| point.prefixes, p99));
-    let overall = chart(format!("Time to first token, {concurrency} in flight"), "prefixes", "ms", overall);
+    let overall = chart(format!("Time to first token, {}", flight(concurrency)), "prefixes", "ms", overall);
     let one = |name: &str, pick: fn(Percentiles) -> f64| {
         let of_hits = move |point: &Point| point.median.ttft_hit_ms.map(pick);
         let of_misses = move |point: &Point| point.median.ttft_miss_ms.map(pick);
         let mut lines = all.lines(Mark::Solid, "hits", here, |point| point.prefixes, of_hits);
         lines.extend(all.lines(Mark::Dashed, "misses", here, |point| point.prefixes, of_misses));
-        let title = format!("Time to first token, {name} of hits and misses, {concurrency} in flight");
+        let title = format!("Time to first token, {name} of hits and misses, {}", flight(concurrency));
         chart(title, "prefixes", "ms", lines)
     };
     let by_hit = [one("p50", |times| times.p50), one("p90", |times| times.p90)];
@@ -145,7 +215,7 @@ fn throughput(all: &All<'_>, concurrency: usize) -> Option<LineChart> {
     let here = |point: &Point| point.concurrency == concurrency;
     let speed = |point: &Point| Some(point.median.requests_per_s);
     let lines = all.lines(Mark::Solid, "", here, |point| point.prefixes, speed);
-    chart(format!("Throughput, {concurrency} in flight"), "prefixes", "requests/s", lines)
+    chart(format!("Throughput, {}", flight(concurrency)), "prefixes", "requests/s", lines)
 }
 
 fn ttft_by_concurrency(all: &All<'_>, prefixes: usize) -> Option<LineChart> {
@@ -175,8 +245,12 @@ fn workers(all: &All<'_>) -> Option<BarChart> {
         }
     }
     let most = series.iter().map(|(_, _, counts)| counts.len()).max().filter(|&workers| workers > 1)?;
+    let title = match prefixes {
+        0 => format!("Requests by worker, {}", flight(concurrency)),
+        some => format!("Requests by worker, {some} prefixes, {}", flight(concurrency)),
+    };
     Some(BarChart {
-        title: format!("Requests by worker, {prefixes} prefixes, {concurrency} in flight"),
+        title,
         x_label: "worker, busiest first",
         y_label: "requests",
         groups: (1..=most).map(|worker| worker.to_string()).collect(),

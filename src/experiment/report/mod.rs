@@ -7,8 +7,8 @@ pub mod page;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::figures::Figures;
 use crate::experiment::published;
-use crate::experiment::service::Figures;
 use crate::experiment::stats::{self, Percentiles};
 
 /// One point: how requests were routed, at which load, and what that gave. Each figure is the median over the runs.
@@ -18,14 +18,28 @@ pub struct Point {
     pub mode: String,
     /// Workers behind the target, if known.
     pub workers: Option<usize>,
+    /// 0 where they are not known.
     pub prefixes: usize,
+    /// Requests in flight; 0 where requests come at times of their own.
     pub concurrency: usize,
     #[serde(flatten)]
     pub median: Figures,
     /// Share of hits that was published for this point behind a Service.
     pub published_hit_share: Option<f64>,
+    /// What was played, where it is not the Service experiment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub played: Option<Played>,
     /// The figures of each run.
     pub runs: Vec<Figures>,
+}
+
+/// A workload of a report.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Played {
+    /// By which it is named.
+    pub workload: String,
+    /// Share of its prompt tokens that one cache without limit finds.
+    pub ceiling: f64,
 }
 
 impl Point {
@@ -49,6 +63,7 @@ impl Point {
             concurrency,
             median,
             published_hit_share: published,
+            played: None,
             runs,
         })
     }
@@ -84,6 +99,9 @@ fn median_figures(runs: &[Figures]) -> Option<Figures> {
         prefix_token_share: over(|run| run.prefix_token_share)?,
         counter_token_share: stats::median(runs.iter().filter_map(|run| run.counter_token_share).collect()),
         usage_token_share: over(|run| run.usage_token_share)?,
+        predicted_token_share: stats::median(
+            runs.iter().filter_map(|run| run.predicted_token_share).collect(),
+        ),
         ttft_ms: times(|run| Some(run.ttft_ms))?,
         ttft_hit_ms: times(|run| run.ttft_hit_ms),
         ttft_miss_ms: times(|run| run.ttft_miss_ms),
@@ -92,6 +110,7 @@ fn median_figures(runs: &[Figures]) -> Option<Figures> {
         requests_by_worker: middle.requests_by_worker.clone(),
         preemptions: middle.preemptions,
         timer_lag_ms: over(|run| run.timer_lag_ms)?,
+        late_ms: middle.late_ms,
         notes,
         samples: Vec::new(),
     })
@@ -99,11 +118,15 @@ fn median_figures(runs: &[Figures]) -> Option<Figures> {
 
 /// A table in the project's dress: no lines between rows, figures to the right.
 pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> Table {
+    plain_table(&header, rows.into_iter().map(Vec::from).collect())
+}
+
+fn plain_table(header: &[&str], rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header.map(|title| Cell::new(title).set_alignment(CellAlignment::Right)));
+    table.set_header(header.iter().map(|title| Cell::new(title).set_alignment(CellAlignment::Right)));
     for row in rows {
-        table.add_row(row.map(|text| Cell::new(text).set_alignment(CellAlignment::Right)));
+        table.add_row(row.iter().map(|text| Cell::new(text).set_alignment(CellAlignment::Right)));
     }
     table
 }
@@ -118,47 +141,85 @@ pub fn p50_p99(times: impl Into<Option<Percentiles>>) -> String {
     times.into().map_or_else(|| "-".to_owned(), |times| format!("{:.0}/{:.0}", times.p50, times.p99))
 }
 
-/// The columns of a table with a row a point.
-const HEADER: [&str; 14] = [
-    "mode",
-    "prefixes",
-    "conc.",
-    "requests",
-    "hit %",
-    "prefix\ntokens %",
-    "all tokens %\n(usage)",
-    "all tokens %\n(counters)",
-    "TTFT ms\np50/p99",
-    "of hits",
-    "of misses",
-    "e2e ms\np50/p99",
-    "req/s",
-    "busiest\n/mean",
+/// A column of a table with a row a point.
+struct Column {
+    title: &'static str,
+    cell: fn(&Point) -> String,
+    /// The column is there if it has something to say of any point.
+    says: fn(&Point) -> bool,
+}
+
+const fn column(title: &'static str, cell: fn(&Point) -> String) -> Column {
+    Column { title, cell, says: |_| true }
+}
+
+const fn column_if(title: &'static str, says: fn(&Point) -> bool, cell: fn(&Point) -> String) -> Column {
+    Column { title, cell, says }
+}
+
+const COLUMNS: [Column; 19] = [
+    column_if("workload", is_played, |point| {
+        point.played.as_ref().map_or_else(String::new, |played| played.workload.clone())
+    }),
+    column("mode", |point| point.mode.clone()),
+    column_if("prefixes", |point| point.prefixes > 0, |point| point.prefixes.to_string()),
+    column_if("conc.", |point| point.concurrency > 0, |point| point.concurrency.to_string()),
+    column("requests", |point| point.median.requests.to_string()),
+    column("hit %", |point| percent(point.median.hit_share)),
+    column_if(
+        "prefix\ntokens %",
+        |point| !is_played(point),
+        |point| percent(point.median.prefix_token_share),
+    ),
+    column_if("of the\nceiling %", is_played, |point| percent(point.median.prefix_token_share)),
+    column_if("ceiling %", is_played, |point| percent(point.played.as_ref().map(|played| played.ceiling))),
+    column("all tokens %\n(usage)", |point| percent(point.median.usage_token_share)),
+    column("all tokens %\n(counters)", |point| percent(point.median.counter_token_share)),
+    column_if(
+        "predicted %\n(proxy)",
+        |point| point.median.predicted_token_share.is_some(),
+        |point| percent(point.median.predicted_token_share),
+    ),
+    column("TTFT ms\np50/p99", |point| p50_p99(point.median.ttft_ms)),
+    column("of hits\np50/p90", |point| p50_p90(point.median.ttft_hit_ms)),
+    column("of misses\np50/p90", |point| p50_p90(point.median.ttft_miss_ms)),
+    column("e2e ms\np50/p99", |point| p50_p99(point.median.e2e_ms)),
+    column("req/s", |point| format!("{:.2}", point.median.requests_per_s)),
+    column("busiest\n/mean", |point| {
+        point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}"))
+    }),
+    column_if(
+        "late ms\np50/p99",
+        |point| point.median.late_ms.is_some(),
+        |point| {
+            point
+                .median
+                .late_ms
+                .map_or_else(|| "-".to_owned(), |late| format!("{:.1}/{:.1}", late.p50, late.p99))
+        },
+    ),
 ];
 
-fn cells(point: &Point) -> [String; HEADER.len()] {
-    let figures = &point.median;
-    [
-        point.mode.clone(),
-        point.prefixes.to_string(),
-        point.concurrency.to_string(),
-        figures.requests.to_string(),
-        percent(figures.hit_share),
-        percent(figures.prefix_token_share),
-        percent(figures.usage_token_share),
-        percent(figures.counter_token_share),
-        p50_p99(figures.ttft_ms),
-        p50_p99(figures.ttft_hit_ms),
-        p50_p99(figures.ttft_miss_ms),
-        p50_p99(figures.e2e_ms),
-        format!("{:.2}", figures.requests_per_s),
-        point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}")),
-    ]
+fn is_played(point: &Point) -> bool {
+    point.played.is_some()
+}
+
+/// p50/p90 in whole milliseconds; `-` if there are none.
+fn p50_p90(times: Option<Percentiles>) -> String {
+    times.map_or_else(|| "-".to_owned(), |times| format!("{:.0}/{:.0}", times.p50, times.p90))
+}
+
+/// The columns that say something of `points`: their titles, and a row a point.
+fn sheet(points: &[Point]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| points.iter().any(column.says)).collect();
+    let row = |point: &Point| columns.iter().map(|column| (column.cell)(point)).collect();
+    (columns.iter().map(|column| column.title).collect(), points.iter().map(row).collect())
 }
 
 /// The table of `bench`: a row a point.
 pub fn points_table(points: &[Point]) -> Table {
-    table(HEADER, points.iter().map(cells).collect())
+    let (header, rows) = sheet(points);
+    plain_table(&header, rows)
 }
 
 /// Lag of timers that is worth a note: well above what an idle machine shows, and a tenth of a prefill.
@@ -175,7 +236,10 @@ pub fn notes(points: &[Point]) -> Vec<String> {
         ));
     }
     for point in points {
-        let place = format!("{}, {} prefixes", point.mode, point.prefixes);
+        let place = match &point.played {
+            Some(played) => format!("{}, {}", point.mode, played.workload),
+            None => format!("{}, {} prefixes", point.mode, point.prefixes),
+        };
         notes.extend(point.median.notes.iter().map(|note| format!("{place}, {note}")));
     }
     notes
@@ -196,6 +260,7 @@ pub(crate) mod tests {
             prefix_token_share: hit_share,
             counter_token_share: None,
             usage_token_share: hit_share / 2.0,
+            predicted_token_share: None,
             ttft_ms: times,
             ttft_hit_ms: Some(times),
             ttft_miss_ms: None,
@@ -207,6 +272,7 @@ pub(crate) mod tests {
             ])),
             preemptions: None,
             timer_lag_ms: 1.0,
+            late_ms: None,
             notes: vec!["odd".into()],
             samples: Vec::new(),
         }

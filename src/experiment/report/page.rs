@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::charts::{Mark, Paint};
 use super::figures::{self, Charts};
-use super::{HEADER, Point, cells, notes};
+use super::{Point, notes, sheet};
 
 /// Everything that a report shows.
 #[derive(Debug)]
@@ -77,10 +77,11 @@ impl Page<'_> {
         for (word, value) in &self.facts {
             text.push_str(&format!("- {word}: {value}\n"));
         }
-        let header: Vec<String> = HEADER.iter().map(|title| title.replace('\n', " ")).collect();
+        let (header, rows) = sheet(self.points);
+        let header: Vec<String> = header.iter().map(|title| title.replace('\n', " ")).collect();
         text.push_str(&format!("\n| {} |\n|{}\n", header.join(" | "), " ---: |".repeat(header.len())));
-        for point in self.points {
-            text.push_str(&format!("| {} |\n", cells(point).join(" | ")));
+        for row in rows {
+            text.push_str(&format!("| {} |\n", row.join(" | ")));
         }
         for note in notes(self.points) {
             text.push_str(&format!("\nNote: {note}\n"));
@@ -130,13 +131,14 @@ impl Page<'_> {
     }
 
     fn html_table(&self) -> Markup {
+        let (header, rows) = sheet(self.points);
         html! {
             div.wide {
                 table {
-                    thead { tr { @for title in HEADER { th { (title.replace('\n', " ")) } } } }
+                    thead { tr { @for title in header { th { (title.replace('\n', " ")) } } } }
                     tbody {
-                        @for point in self.points {
-                            tr { @for cell in cells(point) { td { (cell) } } }
+                        @for row in rows {
+                            tr { @for cell in row { td { (cell) } } }
                         }
                     }
                 }

@@ -1,7 +1,6 @@
 //! The command line of `warmroute simulate`: a named suite, or one workload with parameters.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
@@ -10,9 +9,8 @@ use super::fleet::{Change, FleetSpec, TimingModel};
 use super::job::{Contestant, Job, Recipe};
 use super::policy::{PlannerSetup, PolicyName, SpeedKnowledge};
 use super::suite::{SERVICE_CAPACITY, SuiteName, TRACE_CAPACITY};
-use super::workload::popularity::Popularity;
-use super::workload::replay::TraceName;
-use super::workload::shared::{Groups, Hot, Service, Shape, Span, WarmUp};
+use crate::experiment::workload::made::{Kind, Made};
+use crate::experiment::workload::shared::{Groups, Hot, Service, WarmUp};
 
 /// Judge placement policies in virtual time: simulated workers, no sockets.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,7 +18,7 @@ pub struct Args {
     /// A named set of workloads, fleets and policies; each table of benches/README.md is one
     #[arg(long, value_enum, conflicts_with = "workload")]
     pub suite: Vec<SuiteName>,
-    /// service, hot, groups:GLOBAL+GROUP (percent of the prompt that all, that a group shares), or a trace: conversation,
+    /// service, hot, chats, groups:GLOBAL+GROUP (percent of the prompt that all, that a group shares), or a trace: conversation,
     /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
     #[arg(long)]
     pub workload: Vec<Kind>,
@@ -37,27 +35,8 @@ pub struct Args {
     /// Prefill work without any cache over the fleet's capacity (open loops)
     #[arg(long, value_delimiter = ',', default_value = "0.8")]
     pub load: Vec<f64>,
-    /// Shared prefixes (service, hot)
-    #[arg(long, value_delimiter = ',', default_value = "24")]
-    pub prefixes: Vec<u32>,
-    /// Requests at a time (closed loops)
-    #[arg(long, value_delimiter = ',', default_value = "8")]
-    pub concurrency: Vec<usize>,
-    /// Requests (service, hot) [default: 1300 of which the first 100 do not count, 4000]
-    #[arg(long)]
-    pub requests: Option<usize>,
-    /// uniform, zipf:EXPONENT, hot:SHARE (service, hot)
-    #[arg(long, default_value = "uniform")]
-    pub popularity: Popularity,
-    /// Tokens of a shared prefix (service, hot)
-    #[arg(long, default_value_t = Shape::SERVICE.prefix)]
-    pub prefix_tokens: u32,
-    /// Tokens of a prompt, N or FROM-TO (service, hot)
-    #[arg(long, default_value_t = Shape::SERVICE.prompt)]
-    pub prompt_tokens: Span,
-    /// Tokens of an answer, N or FROM-TO (service, hot)
-    #[arg(long, default_value_t = Shape::SERVICE.output)]
-    pub output_tokens: Span,
+    #[command(flatten)]
+    pub made: Made,
     /// Spread arrivals of `conversation` within the 3 seconds to which they are rounded
     #[arg(long)]
     pub spread: bool,
@@ -85,57 +64,15 @@ pub struct Args {
     /// Where the traces are [default: ../shared/traces]
     #[arg(long)]
     pub traces: Option<PathBuf>,
+    /// Only the first rows of each trace
+    #[arg(long)]
+    pub rows: Option<usize>,
     /// Print every run as JSON
     #[arg(long, conflicts_with = "csv")]
     pub json: bool,
     /// Print every run as CSV
     #[arg(long)]
     pub csv: bool,
-}
-
-/// A workload by name.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Service,
-    Hot,
-    Groups { global: u32, group: u32 },
-    Trace(TraceName),
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Kind, String> {
-        match text {
-            "service" => return Ok(Kind::Service),
-            "hot" => return Ok(Kind::Hot),
-            _ => {}
-        }
-        if let Some((global, group)) = text.strip_prefix("groups:").and_then(|rest| rest.split_once('+')) {
-            return match (global.parse::<u32>(), group.parse::<u32>()) {
-                (Ok(global), Ok(group)) if global <= 100 && group <= 100 - global => {
-                    Ok(Kind::Groups { global, group })
-                }
-                _ => Err(format!("`{text}`: two percentages with a sum of at most 100 are needed")),
-            };
-        }
-        TraceName::from_str(text, false).map(Kind::Trace).map_err(|_| {
-            let traces: Vec<&str> = TraceName::value_variants().iter().map(|name| name.as_str()).collect();
-            format!("`{text}` is no workload: service, hot, groups:GLOBAL+GROUP, {}", traces.join(", "))
-        })
-    }
-}
-
-impl FromStr for Span {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Span, String> {
-        let (from, to) = text.split_once('-').unwrap_or((text, text));
-        match (from.parse(), to.parse()) {
-            (Ok(from), Ok(to)) if 0 < from && from <= to => Ok(Span { from, to }),
-            _ => Err(format!("`{text}` is not N or FROM-TO in tokens, of at least 1")),
-        }
-    }
 }
 
 impl Args {
@@ -175,17 +112,16 @@ impl Args {
         ensure!(self.workers.iter().all(|&n| (1..=4096).contains(&n)), "--workers must be 1 to 4096");
         ensure!(self.load.iter().all(|&load| load > 0.0 && load.is_finite()), "--load must be above 0");
         ensure!(self.speeds.iter().all(|&s| s > 0.0 && s.is_finite()), "--speeds must be above 0");
-        ensure!(self.prefixes.iter().all(|&n| (1..1 << 24).contains(&n)), "--prefixes must be 1 to 16777215");
-        ensure!(self.concurrency.iter().all(|&n| n > 0), "--concurrency must be at least 1");
+        self.made.check()?;
         ensure!(self.join.iter().all(|&at| at >= 0.0 && at.is_finite()), "--join must be at least 0");
-        ensure!(self.requests != Some(0), "--requests must be at least 1");
+        ensure!(self.rows != Some(0), "--rows must be at least 1");
         Ok(())
     }
 
     fn fleet(&self, kind: Kind, workers: usize) -> anyhow::Result<FleetSpec> {
         let usual = match kind {
             Kind::Service => SERVICE_CAPACITY,
-            Kind::Hot | Kind::Groups { .. } => 4 * SERVICE_CAPACITY,
+            Kind::Hot | Kind::Chats | Kind::Groups { .. } => 4 * SERVICE_CAPACITY,
             Kind::Trace(_) => TRACE_CAPACITY,
         };
         let mut changes: Vec<Change> = self.join.iter().map(|&at| Change::Join { at }).collect();
@@ -203,12 +139,13 @@ impl Args {
     }
 
     fn recipes(&self, kind: Kind) -> Vec<Recipe> {
-        let shape =
-            Shape { prefix: self.prefix_tokens, prompt: self.prompt_tokens, output: self.output_tokens };
-        let popularity = || self.popularity.clone();
+        let made = &self.made;
+        let shape = made.shape();
+        let popularity = || made.popularity.clone();
+        let concurrencies = made.concurrencies();
         match kind {
-            Kind::Service => self.each(&self.prefixes, &self.concurrency, |prefixes, clients| {
-                let requests = self.requests.unwrap_or(1300);
+            Kind::Service => self.each(&made.prefixes, concurrencies, |prefixes, clients| {
+                let requests = made.requests.unwrap_or(1300);
                 let warm_up = WarmUp::First(100.min(requests / 2));
                 Recipe::Service(Service {
                     shape,
@@ -219,11 +156,14 @@ impl Args {
                     popularity: popularity(),
                 })
             }),
-            Kind::Hot => self.each(&self.prefixes, &self.load, |prefixes, load| {
-                let requests = self.requests.unwrap_or(4000);
+            Kind::Hot => self.each(&made.prefixes, &self.load, |prefixes, load| {
+                let requests = made.requests.unwrap_or(4000);
                 Recipe::Hot(Hot { shape, prefixes, popularity: popularity(), load, requests })
             }),
-            Kind::Groups { global, group } => self.each(&[()], &self.concurrency, |(), clients| {
+            Kind::Chats => {
+                self.each(&[()], &self.load, |(), load| Recipe::Chats { chats: made.chats(200), load })
+            }
+            Kind::Groups { global, group } => self.each(&[()], concurrencies, |(), clients| {
                 Recipe::Groups(Groups { global, group, groups: 16, requests_each: 20, clients })
             }),
             Kind::Trace(name) => {

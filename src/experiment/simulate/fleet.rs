@@ -54,25 +54,10 @@ impl TimingModel {
         }
     }
 
-    /// The times of a worker of speed `speed`.
-    fn timing(self, speed: f64) -> Timing {
+    fn timing(self) -> Timing {
         match self {
-            TimingModel::Serial => {
-                let Serial { prefill_tokens_per_s, decode_tokens_per_s } = Serial::default();
-                Timing::Serial(Serial {
-                    prefill_tokens_per_s: prefill_tokens_per_s * speed,
-                    decode_tokens_per_s: decode_tokens_per_s * speed,
-                })
-            }
-            TimingModel::Chunked => {
-                let usual = Chunked::default();
-                Timing::Chunked(Chunked {
-                    step_seconds: usual.step_seconds / speed,
-                    prefill_tokens_per_s: usual.prefill_tokens_per_s * speed,
-                    decode_seconds: usual.decode_seconds / speed,
-                    ..usual
-                })
-            }
+            TimingModel::Serial => Timing::Serial(Serial::default()),
+            TimingModel::Chunked => Timing::Chunked(Chunked::default()),
         }
     }
 }
@@ -109,13 +94,14 @@ impl FleetSpec {
         let blocks = self.capacity_tokens / u64::from(block_tokens) + 1;
         let usual = Spec::default();
         let serial = self.timing == TimingModel::Serial;
-        Engine::new(Spec {
+        let spec = Spec {
             block_size: block_tokens,
             num_blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             max_num_seqs: if serial { MAX_RUNNING } else { usual.max_num_seqs },
-            timing: self.timing.timing(self.speed(worker)),
+            timing: self.timing.timing(),
             ..usual
-        })
+        };
+        Engine::new(spec.at_speed(self.speed(worker)))
     }
 }
 

@@ -13,10 +13,11 @@ use super::fleet::FleetSpec;
 use super::policy::{PlannerSetup, PolicyName};
 use super::run::run;
 use super::stats::Figures;
-use super::workload::Workload;
-use super::workload::popularity::Popularity;
-use super::workload::replay::{Trace, TraceDir, TraceName};
-use super::workload::shared::{Groups, Hot, Service, Shape};
+use crate::experiment::workload::Workload;
+use crate::experiment::workload::chats::Chats;
+use crate::experiment::workload::popularity::Popularity;
+use crate::experiment::workload::replay::{Trace, TraceDir, TraceName};
+use crate::experiment::workload::shared::{Groups, Hot, Service, Shape};
 
 /// A workload by kind and parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,11 @@ pub enum Recipe {
     Service(Service),
     Hot(Hot),
     Groups(Groups),
+    /// Conversations that begin as often as makes the prefill work without any cache `load` of the capacity.
+    Chats {
+        chats: Chats,
+        load: f64,
+    },
     /// A prefix for each client of a production model, asked for as often as that client asks, else like `Hot`.
     Tenants {
         model: &'static str,
@@ -52,6 +58,7 @@ impl fmt::Display for Recipe {
             Recipe::Groups(Groups { global, group, clients, .. }) => {
                 write!(f, "groups {global}+{group} c={clients}")
             }
+            Recipe::Chats { chats, .. } => write!(f, "{chats}"),
             Recipe::Tenants { model, .. } => write!(f, "tenants {model}"),
             Recipe::Trace { name, spread, .. } => {
                 write!(f, "{}", name.as_str())?;
@@ -139,6 +146,10 @@ impl Job {
             Recipe::Service(service) => Ok(service.make(self.seed)),
             Recipe::Hot(hot) => Ok(hot.make(capacity, self.seed)),
             Recipe::Groups(groups) => Ok(groups.make(self.seed)),
+            Recipe::Chats { chats, load } => {
+                let starts_per_s = capacity * load / chats.mean_tokens();
+                Ok(Workload { load: Some(*load), ..chats.make(starts_per_s, self.seed) })
+            }
             Recipe::Tenants { model, load, requests } => {
                 let rates =
                     library.rates.get(*model).with_context(|| format!("no client rates of {model}"))?;

@@ -1,8 +1,8 @@
 //! `warmroute simulate`: the product's planner and the engine model in virtual time, without sockets, to judge how requests
 //! are placed. Traces, hundreds of workers, seconds.
 //!
-//! [`args`] and [`suite`] say what to run as [`job`]s; a job makes a [`workload`] and [`mod@run`]s it on a [`fleet`] once for each
-//! [`policy`]; [`stats`] turns what happened into figures, [`report`] prints them.
+//! [`args`] and [`suite`] say what to run as [`job`]s; a job makes a [`workload`](crate::experiment::workload) and
+//! [`mod@run`]s it on a [`fleet`] once for each [`policy`]; [`stats`] turns what happened into figures, [`report`] prints them.
 //!
 //! The model is that of published comparisons of routers: prefill at 8,000 tokens a second, one request at a time, first
 //! come first served, waiting for memory; decode at 40 tokens a second for each of at most 64 running requests; prompt and
@@ -17,7 +17,6 @@ pub mod report;
 pub mod run;
 pub mod stats;
 pub mod suite;
-pub mod workload;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -25,14 +24,14 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::experiment::workload::replay::TraceDir;
 use args::Args;
 use job::{Job, Library, Recipe};
-use workload::replay::TraceDir;
 
 /// Runs what `args` ask for and writes the report to `out`. Progress goes to standard error if that is a terminal.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let jobs = args.jobs()?;
-    let library = library(&jobs, args.traces.clone())?;
+    let library = library(&jobs, args.traces.clone(), args.rows)?;
     let runs: usize = jobs.iter().map(|job| job.contestants.len()).sum();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}")?;
     let bar = ProgressBar::new(runs as u64).with_style(style);
@@ -47,7 +46,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).context("cannot write the report")
 }
 
-fn library(jobs: &[Job], traces: Option<PathBuf>) -> anyhow::Result<Library> {
+fn library(jobs: &[Job], traces: Option<PathBuf>, rows: Option<usize>) -> anyhow::Result<Library> {
     let given = traces.is_some();
     let directory = traces.unwrap_or_else(|| PathBuf::from("../shared/traces"));
     let needed = jobs.iter().any(|job| matches!(job.recipe, Recipe::Trace { .. } | Recipe::Tenants { .. }));
@@ -57,5 +56,5 @@ fn library(jobs: &[Job], traces: Option<PathBuf>) -> anyhow::Result<Library> {
         directory.display(),
         if given { "" } else { "; name one with --traces DIR" },
     );
-    Library::load(jobs, &TraceDir(directory))
+    Library::load(jobs, &TraceDir { path: directory, rows })
 }

@@ -8,11 +8,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 
 use super::fleet::{FleetSpec, Incoming, Worker};
-use super::workload::mix;
 use crate::core::blocks::Chain;
 use crate::core::booking::Booking;
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
+use crate::experiment::workload::mix;
 
 /// A policy by name and parameters.
 #[derive(Copy, Clone, Debug, PartialEq)]

@@ -10,10 +10,10 @@ use rand::rngs::StdRng;
 use super::fleet::{Change, FleetSpec, Incoming, Worker};
 use super::policy::{Placed, PlannerSetup, PolicyName, Router};
 use super::stats::{Outcome, Served};
-use super::workload::{Arrivals, Request, Workload};
 use crate::core::booking::Finished;
 use crate::core::ids::Time;
 use crate::engine::model::{BadSpec, Event, What, Work};
+use crate::experiment::workload::{Arrivals, Request, Workload};
 
 /// Serves `workload` on `fleet` by `policy`; ties and draws come from `seed`.
 pub fn run(

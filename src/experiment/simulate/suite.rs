@@ -7,9 +7,9 @@ use clap::ValueEnum;
 use super::fleet::{Change, FleetSpec};
 use super::job::{Contestant, Job, Recipe};
 use super::policy::{PlannerSetup, PolicyName, SpeedKnowledge};
-use super::workload::popularity::Popularity;
-use super::workload::replay::TraceName;
-use super::workload::shared::{Groups, Hot, Service, Shape, WarmUp};
+use crate::experiment::workload::popularity::Popularity;
+use crate::experiment::workload::replay::TraceName;
+use crate::experiment::workload::shared::{Groups, Hot, Service, Shape, WarmUp};
 
 /// Usable KV cache of a worker of the Service experiment: 584 blocks of 16 tokens.
 pub const SERVICE_CAPACITY: u64 = 9_344;

@@ -7,7 +7,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use smallvec::{SmallVec, smallvec};
 
 use super::popularity::Popularity;
-use super::{Arrivals, Blocks, Request, Run, Workload};
+use super::{Arrivals, Blocks, Content, Request, Run, Workload};
 
 /// Block size of these workloads: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -24,7 +24,7 @@ impl Span {
         Span { from: tokens, to: tokens }
     }
 
-    fn draw(self, random: &mut impl Rng) -> u32 {
+    pub(super) fn draw(self, random: &mut impl Rng) -> u32 {
         random.random_range(self.from..=self.to.max(self.from))
     }
 }
@@ -73,6 +73,7 @@ impl Shape {
             output_tokens: self.output.draw(random).max(1),
             shared_tokens: shared * BLOCK_TOKENS,
             group: prefix,
+            content: Content::Made,
         }
     }
 }
@@ -84,12 +85,12 @@ impl std::fmt::Display for Shape {
 }
 
 /// Blocks of a prefix: level 0, 1, ... of nested prefixes.
-fn prefix_run(level: u64, prefix: u32, blocks: u32) -> Run {
+pub(super) fn prefix_run(level: u64, prefix: u32, blocks: u32) -> Run {
     Run { first: 1 << 62 | level << 56 | u64::from(prefix) << 24, blocks }
 }
 
 /// Blocks that only request `number` has.
-fn own_run(number: usize, blocks: u32) -> Run {
+pub(super) fn own_run(number: usize, blocks: u32) -> Run {
     Run { first: 1 << 63 | (number as u64) << 24, blocks }
 }
 
@@ -170,7 +171,7 @@ impl Hot {
 }
 
 /// `count` arrivals with exponential gaps of `mean_gap` seconds.
-fn poisson(count: usize, mean_gap: f64, random: &mut impl Rng) -> Vec<f64> {
+pub(super) fn poisson(count: usize, mean_gap: f64, random: &mut impl Rng) -> Vec<f64> {
     let mut at = 0.0;
     let next = |_| {
         at -= mean_gap * (1.0 - random.random::<f64>()).ln();
@@ -225,6 +226,7 @@ impl Groups {
             output_tokens: 16,
             shared_tokens: shared * BLOCK_TOKENS,
             group,
+            content: Content::Made,
         }
     }
 }

@@ -1,19 +1,27 @@
 //! What is asked of the fleet: requests, and when each comes. A workload is plain data made from a seed, so that every
-//! policy is judged on exactly the same requests.
+//! policy and every target is judged on exactly the same requests: `simulate` plays it in virtual time, `bench` over HTTP.
 //!
-//! [`shared`] makes prompts around shared prefixes (the Service experiment, hot prefixes, groups), [`replay`] makes them
-//! from traces, [`popularity`] says which prefix comes how often.
+//! [`shared`] makes prompts around shared prefixes (the Service experiment, hot prefixes, groups), [`chats`] makes growing
+//! conversations, [`popularity`] says which prefix comes how often; [`made`] has all that for the command line. [`schema`] reads traces and users' own files, [`bodies`]
+//! the latter, [`replay`] makes workloads of them. [`working_set`] says what caches of any size could hold of one.
 
+pub mod bodies;
+pub mod chats;
+pub mod made;
 pub mod popularity;
 pub mod replay;
+pub mod schema;
 pub mod shared;
+pub mod working_set;
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::core::ids::BlockHash;
+use bodies::Body;
 
 /// Everything that one run sends.
 #[derive(Clone, Debug)]
@@ -42,6 +50,30 @@ pub struct Request {
     pub shared_tokens: u32,
     /// The prefix, group or session it belongs to.
     pub group: u32,
+    pub content: Content,
+}
+
+/// What stands in a prompt when it is sent for real.
+#[derive(Clone, Default)]
+pub enum Content {
+    /// Words made up from the block identities, so that two texts are equal exactly as far as their chains are.
+    #[default]
+    Made,
+    /// This text.
+    Text(Arc<str>),
+    /// A request body as its user wrote it.
+    Body(Arc<Body>),
+}
+
+/// Without the text: it may be a user's.
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Content::Made => "Made",
+            Content::Text(_) => "Text",
+            Content::Body(_) => "Body",
+        })
+    }
 }
 
 /// When requests come.
@@ -112,26 +144,38 @@ pub fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+impl Request {
+    /// Blocks at the head of the prompt that an engine can take from its cache: full ones, and never the last token.
+    pub fn reusable_blocks(&self, block_tokens: u32) -> usize {
+        ((self.prompt_tokens.max(1) - 1) / block_tokens) as usize
+    }
+}
+
 impl Workload {
     /// Prompt tokens of all requests.
     pub fn prompt_tokens(&self) -> u64 {
         self.requests.iter().map(|request| u64::from(request.prompt_tokens)).sum()
     }
 
-    /// The share of the measured requests' prompt tokens that one cache without limit would have had, requests in their
-    /// order, full blocks only, the last token always computed.
-    pub fn ceiling(&self) -> f64 {
-        let (mut held, mut hit, mut asked) = (HashSet::new(), 0u64, 0u64);
-        for (i, request) in self.requests.iter().enumerate() {
+    /// Of each request's prompt, the tokens that one cache without limit would have had: requests in their order, full
+    /// blocks only, the last token always computed.
+    pub fn reusable(&self) -> Vec<u32> {
+        let mut held = HashSet::new();
+        let one = |request: &Request| {
             let chain = request.blocks.chain();
-            let most = ((request.prompt_tokens - 1) / self.block_tokens) as usize;
-            let found = chain.iter().take(most).take_while(|hash| held.contains(*hash)).count() as u64;
+            let most = request.reusable_blocks(self.block_tokens);
+            let found = chain.iter().take(most).take_while(|hash| held.contains(*hash)).count() as u32;
             held.extend(chain.iter().copied());
-            if i >= self.uncounted {
-                hit += found * u64::from(self.block_tokens);
-                asked += u64::from(request.prompt_tokens);
-            }
-        }
+            found * self.block_tokens
+        };
+        self.requests.iter().map(one).collect()
+    }
+
+    /// The share of the measured requests' prompt tokens that is [`Workload::reusable`].
+    pub fn ceiling(&self) -> f64 {
+        let counted = self.uncounted.min(self.requests.len());
+        let hit: u64 = self.reusable()[counted..].iter().map(|&tokens| u64::from(tokens)).sum();
+        let asked: u64 = self.requests[counted..].iter().map(|one| u64::from(one.prompt_tokens)).sum();
         hit as f64 / asked.max(1) as f64
     }
 }
@@ -170,6 +214,7 @@ mod tests {
             output_tokens: 1,
             shared_tokens: 0,
             group: 0,
+            content: Content::Made,
         };
         let workload = |requests: Vec<Request>, uncounted| Workload {
             block_tokens: 16,
