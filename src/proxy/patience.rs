@@ -46,21 +46,31 @@ impl Limits {
     }
 }
 
+/// Counts what renews the patience. Clones are the same count.
+#[derive(Clone, Default)]
+pub struct Heard(Arc<AtomicU64>);
+
+impl Heard {
+    /// Something came, or the worker is asked anew: what it owed before says nothing of that.
+    pub fn renew(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The patience with one answer. Polled whenever the answer is not ready.
 pub struct Patience {
-    heard: Arc<AtomicU64>,
+    pub heard: Heard,
     end: Pin<Box<dyn Future<Output = GivenUp> + Send>>,
 }
 
 impl Patience {
     pub fn with(worker: Arc<Worker>, limits: Limits) -> Patience {
-        let heard = Arc::new(AtomicU64::new(0));
+        let heard = Heard::default();
         Patience { end: Box::pin(end(worker, heard.clone(), limits)), heard }
-    }
-
-    /// Something came.
-    pub fn renew(&self) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ready when the wait is over. Not to be polled again after that.
@@ -69,7 +79,7 @@ impl Patience {
     }
 }
 
-async fn end(worker: Arc<Worker>, heard: Arc<AtomicU64>, limits: Limits) -> GivenUp {
+async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
     let lost = async {
         match limits.when_unreachable {
             None => pending().await,
@@ -89,24 +99,24 @@ async fn end(worker: Arc<Worker>, heard: Arc<AtomicU64>, limits: Limits) -> Give
     }
 }
 
-async fn lost(worker: &Worker, heard: &AtomicU64, limit: Duration) {
+async fn lost(worker: &Worker, heard: &Heard, limit: Duration) {
     loop {
         worker.unreachable().await;
-        let before = heard.load(Ordering::Relaxed);
+        let before = heard.count();
         sleep(limit).await;
-        if worker.is_unreachable() && heard.load(Ordering::Relaxed) == before {
+        if worker.is_unreachable() && heard.count() == before {
             return;
         }
     }
 }
 
 /// Looks four times within the limit, so that it is overrun by a quarter at most, without a look at the clock for each piece.
-async fn silent(heard: &AtomicU64, limit: Duration) {
-    let mut before = heard.load(Ordering::Relaxed);
+async fn silent(heard: &Heard, limit: Duration) {
+    let mut before = heard.count();
     let mut quiet = 0;
     while quiet < 4 {
         sleep(limit / 4).await;
-        let now = heard.load(Ordering::Relaxed);
+        let now = heard.count();
         quiet = if now == before { quiet + 1 } else { 0 };
         before = now;
     }
@@ -120,7 +130,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_ends_within_a_quarter_more_than_its_limit_and_not_before() {
-        let heard = Arc::new(AtomicU64::new(0));
+        let heard = Heard::default();
         let begun = Instant::now();
         let waiting = tokio::spawn({
             let heard = heard.clone();
@@ -128,7 +138,7 @@ mod tests {
         });
         for _ in 0..10 {
             advance(Duration::from_secs(59)).await;
-            heard.fetch_add(1, Ordering::Relaxed);
+            heard.renew();
         }
         let last = Instant::now();
         assert!(!waiting.is_finished());
@@ -140,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn without_limits_it_waits_for_ever() {
         let forever = async {
-            let heard = AtomicU64::new(0);
+            let heard = Heard::default();
             tokio::select! {
                 () = pending() => {}
                 () = silent(&heard, Duration::from_secs(1_000_000)) => {}

@@ -156,7 +156,7 @@ impl Relay {
                 if let Some(Ok(frame)) = &frame
                     && let Some(data) = frame.data_ref()
                 {
-                    self.patience.renew();
+                    self.patience.heard.renew();
                     self.failed |= self.watch.saw(data);
                 }
                 if self.answer.is_over() {

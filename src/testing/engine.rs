@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ pub enum Step {
     Drip(Vec<u8>),
     /// Counts that the steps before it were taken.
     Mark(Arc<AtomicUsize>),
+    /// Works for so long.
+    Work(Duration),
     /// Waits for the test.
     Await(Gate),
     /// Waits until the proxy has closed the connection.
@@ -85,22 +88,41 @@ type Script = Arc<dyn Fn(&Message) -> Vec<Step> + Send + Sync>;
 struct Shared {
     script: Mutex<Script>,
     once: Mutex<VecDeque<Vec<Step>>>,
-    health: Mutex<Option<&'static str>>,
+    /// `None`: no answer.
+    health: Mutex<Option<Script>>,
     /// Opened to have no more connections taken.
     deaf: Mutex<Gate>,
+    /// Opened to have all that runs stand still.
+    hung: Mutex<Gate>,
     metrics: Mutex<Script>,
     models: Mutex<Script>,
     seen: watch::Sender<Vec<Message>>,
     accepted: watch::Sender<usize>,
     /// Connections that the other side ended while a step waited, or before their first request.
     abandoned: watch::Sender<usize>,
+    /// Probes that were answered with 2xx.
+    probes_passed: Arc<AtomicUsize>,
+}
+
+/// What takes connections.
+struct Serving {
+    task: JoinHandle<()>,
+    /// Opened to have all of it end.
+    kill: Gate,
+}
+
+impl Serving {
+    fn begin(listener: TcpListener, shared: Arc<Shared>) -> Serving {
+        let kill = Gate::default();
+        Serving { task: tokio::spawn(accept(listener, shared, kill.clone())), kill }
+    }
 }
 
 /// A scripted worker on a port of its own.
 pub struct FakeEngine {
     address: SocketAddr,
     shared: Arc<Shared>,
-    serving: Option<JoinHandle<()>>,
+    serving: Option<Serving>,
 }
 
 /// What a worker answers if it is told nothing else.
@@ -119,16 +141,18 @@ impl FakeEngine {
         let shared = Arc::new(Shared {
             script: Mutex::new(Arc::new(script)),
             once: Mutex::default(),
-            health: Mutex::new(Some("200 OK")),
+            health: Mutex::new(Some(Arc::new(|_| vec![Step::json("200 OK", "")]))),
             deaf: Mutex::default(),
+            hung: Mutex::default(),
             metrics: Mutex::new(Arc::new(|_| vec![Step::json("404 Not Found", "{}")])),
             models: Mutex::new(Arc::new(|_| vec![Step::json("404 Not Found", "{}")])),
             seen: watch::Sender::new(Vec::new()),
             accepted: watch::Sender::new(0),
             abandoned: watch::Sender::new(0),
+            probes_passed: Arc::default(),
         });
         let mut engine = FakeEngine { address, shared, serving: None };
-        engine.serving = Some(tokio::spawn(accept(listener, engine.shared.clone())));
+        engine.serving = Some(Serving::begin(listener, engine.shared.clone()));
         engine
     }
 
@@ -152,7 +176,13 @@ impl FakeEngine {
 
     /// The status of the health page; `None`: it never answers.
     pub fn set_health(&self, status: Option<&'static str>) {
-        *self.shared.health.lock() = status;
+        let script = |status| Arc::new(move |_: &Message| vec![Step::json(status, "")]) as Script;
+        *self.shared.health.lock() = status.map(script);
+    }
+
+    /// Has the proxy's probes answered so.
+    pub fn set_probed(&self, script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static) {
+        *self.shared.health.lock() = Some(Arc::new(script));
     }
 
     /// Has the proxy's readings of the metrics page answered so; 404 if nothing is said.
@@ -215,11 +245,30 @@ impl FakeEngine {
         until("connections to be refused", refused).await;
     }
 
-    /// Refuses connections from now on and breaks all that are open.
+    /// As vLLM on SIGTERM: new connections are refused, idle ones are closed, and what runs hangs, without a byte or a FIN.
+    pub async fn terminate(&self) {
+        self.shared.hung.lock().open();
+        self.stop_listening().await;
+    }
+
+    /// Waits until it has ended as vLLM does after [`terminate`](FakeEngine::terminate): when the last of those who wait for its
+    /// answers has gone.
+    pub async fn ended(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            let _ = soon("the proxy to give up what hangs", serving.task).await;
+        }
+    }
+
+    /// Where it counts the probes of its health page that it has answered with 2xx.
+    pub fn probes_passed(&self) -> Arc<AtomicUsize> {
+        self.shared.probes_passed.clone()
+    }
+
+    /// Refuses connections from now on and breaks all that are open: none of them does anything any more when this returns.
     pub async fn kill(&mut self) {
         if let Some(serving) = self.serving.take() {
-            serving.abort();
-            let _ = serving.await;
+            serving.kill.open();
+            let _ = serving.task.await;
         }
     }
 
@@ -230,19 +279,20 @@ impl FakeEngine {
         socket.bind(self.address).expect("the port that was ours");
         let listener = socket.listen(1024).expect("a bound socket listens");
         *self.shared.deaf.lock() = Gate::default();
-        self.serving = Some(tokio::spawn(accept(listener, self.shared.clone())));
+        *self.shared.hung.lock() = Gate::default();
+        self.serving = Some(Serving::begin(listener, self.shared.clone()));
     }
 }
 
 impl Drop for FakeEngine {
     fn drop(&mut self) {
         if let Some(serving) = &self.serving {
-            serving.abort();
+            serving.task.abort();
         }
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<Shared>, kill: Gate) {
     // Ended with this task: a dead engine has no connections.
     let mut connections = tokio::task::JoinSet::new();
     let deaf = shared.deaf.lock().clone();
@@ -253,10 +303,20 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 connections.spawn(serve(stream, shared.clone()));
             }
             () = deaf.passed() => break,
+            () = kill.passed() => break,
         }
     }
     drop(listener);
-    while connections.join_next().await.is_some() {}
+    tokio::select! {
+        () = kill.passed() => connections.shutdown().await,
+        () = async { while connections.join_next().await.is_some() {} } => {}
+    }
+}
+
+/// The other side has ended the connection. Asks the system, which knows before the runtime has heard of it.
+fn has_ended(stream: &TcpStream) -> bool {
+    let seen = socket2::SockRef::from(stream).peek(&mut [std::mem::MaybeUninit::uninit()]);
+    !matches!(seen, Ok(1..)) && !seen.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
@@ -264,19 +324,25 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let (read, mut write) = stream.into_split();
     let mut reader = Reader::new(read);
     let mut counted = false;
-    while let Ok(Some(message)) = reader.request().await {
+    let hung = shared.hung.lock().clone();
+    loop {
+        let read = tokio::select! {
+            read = reader.request() => read,
+            () = hung.passed() => return,
+        };
+        let Ok(Some(mut message)) = read else { return };
         if message.head.start.starts_with("GET /health ") {
-            let status = *shared.health.lock();
-            match status {
-                None => return reader.ended().await,
-                Some(status) => {
-                    let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
-                    if write.write_all(answer.as_bytes()).await.is_err() {
-                        return;
-                    }
-                    continue;
+            let script = shared.health.lock().clone();
+            let Some(script) = script else { return reader.ended().await };
+            let steps = script(&message);
+            let passes = matches!(&steps[..], [Step::Send(answer), ..] if answer.starts_with(b"HTTP/1.1 2"));
+            for step in steps {
+                if !take(step, &mut reader, &mut write, &shared).await {
+                    return;
                 }
             }
+            shared.probes_passed.fetch_add(usize::from(passes), Ordering::SeqCst);
+            continue;
         }
         if message.head.get("user-agent") == Some("warmroute-scrape") {
             let page = if message.head.second() == "/v1/models" { &shared.models } else { &shared.metrics };
@@ -292,13 +358,24 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
             counted = true;
             shared.accepted.send_modify(|accepted| *accepted += 1);
         }
+        message.left = has_ended(write.as_ref());
         let once = shared.once.lock().pop_front();
         let script = shared.script.lock().clone();
         let steps = once.unwrap_or_else(|| script(&message));
         shared.seen.send_modify(|seen| seen.push(message));
         for step in steps {
-            if !take(step, &mut reader, &mut write, &shared).await {
-                return;
+            let goes_on = tokio::select! {
+                biased;
+                () = hung.passed() => None,
+                goes_on = take(step, &mut reader, &mut write, &shared) => Some(goes_on),
+            };
+            match goes_on {
+                Some(true) => {}
+                Some(false) => return,
+                None => {
+                    take(Step::AwaitClose, &mut reader, &mut write, &shared).await;
+                    return;
+                }
             }
         }
     }
@@ -330,6 +407,10 @@ async fn take(
             marks.fetch_add(1, Ordering::Relaxed);
             true
         }
+        Step::Work(time) => tokio::select! {
+            () = tokio::time::sleep(time) => true,
+            () = reader.ended() => abandon(),
+        },
         Step::Await(gate) => tokio::select! {
             () = gate.passed() => true,
             () = reader.ended() => abandon(),
@@ -349,7 +430,7 @@ async fn take(
         Step::Close => false,
         Step::Reset => {
             let socket = socket2::SockRef::from(write.as_ref());
-            socket.set_linger(Some(std::time::Duration::ZERO)).expect("an option of the socket");
+            socket.set_linger(Some(Duration::ZERO)).expect("an option of the socket");
             false
         }
     }

@@ -62,6 +62,8 @@ pub struct Message {
     pub raw: Vec<u8>,
     /// The body came to its end as framed; else the connection ended before.
     pub complete: bool,
+    /// Of a request: whoever sent it had ended the connection before it was looked at.
+    pub left: bool,
 }
 
 /// Reads messages from a stream, keeping what comes early.

@@ -1,30 +1,42 @@
 //! Who was asked for what, and whether that, and what came of it, is allowed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use serde_json::Value;
-use warmroute::testing::{Head, Message, Step};
+use warmroute::testing::{FakeEngine, Head, Message, Step};
 
 use super::traffic::{Ask, DYING, Fate};
 
 /// One worker was given one request.
-#[derive(Copy, Clone, Debug)]
+#[derive(Debug)]
 struct Contact {
     engine: usize,
     fate: Fate,
     /// See [`Ledger::troubles`].
     troubles: u64,
-    /// It had been in trouble so shortly before that the proxy might still take it for unreachable.
-    recovering: bool,
+    /// The proxy might still take it for unreachable. See [`Ledger::seems_unreachable`].
+    doubtful: bool,
+    /// The proxy had closed the connection before the worker looked at the request.
+    left: bool,
+    /// Not zero once the worker's system has had a whole response head to send. Held by the worker too for as long as it does
+    /// anything for the request.
+    head: Arc<AtomicUsize>,
+}
+
+impl Contact {
+    /// There was nothing of an answer that the proxy could have read: it had left, or the worker has ended the connection and had
+    /// sent no whole head; or the answer was that the engine is gone.
+    fn is_lost(&self) -> bool {
+        let ended = Arc::strong_count(&self.head) == 1;
+        self.left || self.fate == Fate::Dying || (ended && self.head.load(Ordering::SeqCst) == 0)
+    }
 }
 
 /// Old requests are forgotten: nothing of theirs can still be under way.
 const REMEMBERED: u64 = 50_000;
-/// How long the proxy may go by what it has seen of a worker in trouble.
-const AFTERMATH: Duration = Duration::from_secs(2);
 /// Violations that are kept; one is too many.
 const MOST: usize = 20;
 
@@ -34,19 +46,21 @@ pub struct Ledger {
     contacts: Mutex<HashMap<u64, Vec<Contact>>>,
     /// For each worker, how often trouble began or ended; odd while it is in trouble.
     troubles: Vec<AtomicU64>,
-    last_trouble: Mutex<Vec<Instant>>,
+    /// For each worker, the count of probes that it has let pass, and what it was when trouble ended last or the proxy began to
+    /// probe it anew.
+    probes: Vec<(Arc<AtomicUsize>, AtomicUsize)>,
     outcomes: Mutex<HashMap<String, u64>>,
     violations: Mutex<Vec<String>>,
 }
 
 impl Ledger {
-    pub fn new(seed: u64, engines: usize) -> Ledger {
+    pub fn new(seed: u64, engines: &[FakeEngine]) -> Ledger {
         Ledger {
             seed,
             next: AtomicU64::new(1),
             contacts: Mutex::default(),
-            troubles: (0..engines).map(|_| AtomicU64::new(0)).collect(),
-            last_trouble: Mutex::new(vec![Instant::now(); engines]),
+            troubles: engines.iter().map(|_| AtomicU64::new(0)).collect(),
+            probes: engines.iter().map(|engine| (engine.probes_passed(), AtomicUsize::new(0))).collect(),
             outcomes: Mutex::default(),
             violations: Mutex::default(),
         }
@@ -66,14 +80,26 @@ impl Ledger {
 
     /// The worker is about to be killed or to refuse connections, or has come back.
     pub fn trouble(&self, engine: usize) {
-        self.last_trouble.lock()[engine] = Instant::now();
         self.troubles[engine].fetch_add(1, Ordering::SeqCst);
+        self.probed_anew(engine);
     }
 
-    /// It was in trouble since it was asked, or shortly before.
+    /// What the proxy has found out by its probes so far counts no more.
+    pub fn probed_anew(&self, engine: usize) {
+        let (passed, before) = &self.probes[engine];
+        before.store(passed.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// The proxy may still go by connections that were refused. Once it has asked for a second probe it has seen the first one pass.
+    fn seems_unreachable(&self, engine: usize) -> bool {
+        let (passed, before) = &self.probes[engine];
+        passed.load(Ordering::SeqCst) < before.load(Ordering::SeqCst) + 2
+    }
+
+    /// The worker was in trouble since it was asked, or the proxy had reason to think so.
     fn had_trouble(&self, contact: &Contact) -> bool {
         let now = self.troubles[contact.engine].load(Ordering::SeqCst);
-        now != contact.troubles || now % 2 == 1 || contact.recovering
+        now != contact.troubles || now % 2 == 1 || contact.doubtful
     }
 
     /// Whether the worker that was asked last broke the answer off.
@@ -125,29 +151,40 @@ impl Ledger {
         let mut contacts = self.contacts.lock();
         let before = contacts.entry(id).or_default();
         let fate = Fate::of(self.seed, id, before.len() as u64);
-        if let Some(what) = self.wrong(&ask, before, engine) {
-            self.violation(format!("request {id} ({}): {what}; before: {before:?}", ask.path));
+        let head = Arc::new(AtomicUsize::new(0));
+        let contact = Contact {
+            engine,
+            fate,
+            troubles: self.troubles[engine].load(Ordering::SeqCst),
+            doubtful: self.seems_unreachable(engine),
+            left: message.left,
+            head: head.clone(),
+        };
+        if let Some(what) = self.wrong(&ask, before, &contact) {
+            let path = ask.path;
+            self.violation(format!("request {id} ({path}): {what}: {contact:?}; before: {before:?}"));
         }
-        let troubles = self.troubles[engine].load(Ordering::SeqCst);
-        let recovering = self.last_trouble.lock()[engine].elapsed() < AFTERMATH;
-        before.push(Contact { engine, fate, troubles, recovering });
-        fate.steps(&ask)
+        before.push(contact);
+        fate.steps(&ask, &Step::Mark(head))
     }
 
-    /// What is wrong with asking `engine` now.
-    fn wrong(&self, ask: &Ask, before: &[Contact], engine: usize) -> Option<&'static str> {
-        let last = before.last()?;
-        let died = self.had_trouble(last);
-        if !last.fate.is_lost() && !died {
-            return Some("asked again though an answer had begun");
-        }
-        if !ask.repeatable && last.fate != Fate::Reset && !died {
-            return Some("asked again though that may do harm");
+    /// What is wrong with asking a worker now.
+    fn wrong(&self, ask: &Ask, before: &[Contact], now: &Contact) -> Option<&'static str> {
+        // One that reads only now what it was sent before the proxy turned to somebody else was not asked after that one.
+        let last = before.iter().rfind(|contact| !contact.left).or(before.last()).filter(|_| !now.left);
+        if let Some(last) = last {
+            let died = self.had_trouble(last);
+            if !last.is_lost() && !died {
+                return Some("asked again though an answer had begun");
+            }
+            if !ask.repeatable && last.fate != Fate::Reset && !died {
+                return Some("asked again though that may do harm");
+            }
         }
         // A kept connection that closes without a byte of answer had been closed before: the same worker is asked once more.
-        let same = before.iter().filter(|contact| contact.engine == engine).count();
+        let same = before.iter().filter(|contact| contact.engine == now.engine).count();
         let excused = before.iter().any(|contact| {
-            contact.engine == engine && (contact.fate == Fate::Reset || self.had_trouble(contact))
+            contact.engine == now.engine && (contact.fate == Fate::Reset || self.had_trouble(contact))
         });
         if same > 1 || (same == 1 && !excused) {
             return Some("the same worker was asked again");

@@ -78,8 +78,10 @@ async fn chaos(engines: &mut [FakeEngine], router: &TestRouter, ledger: &Ledger,
                 let mut fewer = all.clone();
                 fewer.workers.fixed.remove(at);
                 router.proxy.reconfigure(fewer, None);
+                (0..ENGINES).for_each(|at| ledger.probed_anew(at));
                 tokio::time::sleep(Duration::from_millis(random.random_range(0..200))).await;
                 router.proxy.reconfigure(all.clone(), None);
+                (0..ENGINES).for_each(|at| ledger.probed_anew(at));
             }
             _ => engines.iter().for_each(|engine| engine.set_health(Some("200 OK"))),
         }
@@ -91,11 +93,14 @@ async fn chaos(engines: &mut [FakeEngine], router: &TestRouter, ledger: &Ledger,
 
 /// Runs until `enough` is.
 async fn run(seed: u64, enough: impl Fn(&Ledger) -> bool + Send + Sync + 'static) -> Arc<Ledger> {
-    let ledger = Arc::new(Ledger::new(seed, ENGINES));
     let mut engines = Vec::new();
-    for at in 0..ENGINES {
+    for _ in 0..ENGINES {
+        engines.push(FakeEngine::start().await);
+    }
+    let ledger = Arc::new(Ledger::new(seed, &engines));
+    for (at, engine) in engines.iter().enumerate() {
         let ledger = ledger.clone();
-        engines.push(FakeEngine::with(move |message| ledger.arrived(at, message)).await);
+        engine.always(move |message| ledger.arrived(at, message));
     }
     let router = TestRouter::start(config(&engines.iter().collect::<Vec<_>>())).await;
     let (enough, over) = (Arc::new(enough), Arc::new(AtomicBool::new(false)));

@@ -126,43 +126,45 @@ impl Fate {
         )
     }
 
-    /// The client has seen nothing of it, and somebody else may be asked.
-    pub fn is_lost(self) -> bool {
-        matches!(self, Fate::Reset | Fate::HalfHead | Fate::Dying | Fate::Silent)
-    }
-
-    pub fn steps(self, ask: &Ask) -> Vec<Step> {
+    /// `mark` is taken once the whole head is with the system, and is let go of when the worker does nothing more.
+    pub fn steps(self, ask: &Ask, mark: &Step) -> Vec<Step> {
         let cut = ask.answer.len() / 2;
         let head = if ask.streams { Step::stream_head() } else { json_in_chunks() };
+        let head = || vec![head.clone(), mark.clone()];
         let pieces = |count: usize| ask.answer[..count].iter().map(Step::chunk).collect::<Vec<_>>();
-        let all = || [vec![head.clone()], pieces(ask.answer.len()), vec![Step::last_chunk()]].concat();
-        let begun = |end: Step| [vec![head.clone()], pieces(cut), vec![end]].concat();
+        let all = || [head(), pieces(ask.answer.len()), vec![Step::last_chunk()]].concat();
+        let begun = |end: Step| [head(), pieces(cut), vec![end]].concat();
+        let whole_is = |text: String| vec![Step::send(text), mark.clone()];
         let sized = |status: &str, length: usize, body: &str| {
             format!(
                 "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
             )
         };
         let whole = ask.whole();
-        match self {
+        let mut steps = match self {
             Fate::Answered if ask.streams => all(),
-            Fate::Answered => vec![Step::send(sized("200 OK", whole.len(), &whole))],
+            Fate::Answered => whole_is(sized("200 OK", whole.len(), &whole)),
             Fate::AnsweredLast => [all(), vec![Step::Close]].concat(),
-            Fate::Dripped => vec![Step::Drip(sized("200 OK", whole.len(), &whole).into_bytes())],
+            Fate::Dripped => {
+                vec![Step::Drip(sized("200 OK", whole.len(), &whole).into_bytes()), mark.clone()]
+            }
             Fate::Reset => vec![Step::Reset],
             Fate::HalfHead => vec![Step::send("HTTP/1.1 200 OK\r\ncontent-"), Step::Close],
-            Fate::Dying => {
-                vec![Step::send(sized("500 Internal Server Error", DYING.len(), DYING))]
+            Fate::Dying => whole_is(sized("500 Internal Server Error", DYING.len(), DYING)),
+            Fate::TooShort => {
+                [whole_is(sized("200 OK", whole.len() + 7, &whole)), vec![Step::Close]].concat()
             }
-            Fate::TooShort => vec![Step::send(sized("200 OK", whole.len() + 7, &whole)), Step::Close],
             Fate::ResetWithin => begun(Step::Reset),
             Fate::ClosedWithin => begun(Step::Close),
             Fate::Silent => vec![Step::AwaitClose],
             Fate::SilentWithin => begun(Step::AwaitClose),
             Fate::Refused(status) => {
                 let said = Ask::refusal(ask.id);
-                vec![Step::send(sized(status, said.len(), &said))]
+                whole_is(sized(status, said.len(), &said))
             }
-        }
+        };
+        steps.push(mark.clone());
+        steps
     }
 }
 
