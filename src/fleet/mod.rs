@@ -17,7 +17,7 @@ pub mod stream;
 pub mod worker;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -80,6 +80,8 @@ impl Snapshot {
 /// The workers, their health and their place in the planner.
 pub struct Fleet {
     snapshot: ArcSwap<Snapshot>,
+    /// Workers that have left the list while requests were under way there: somebody has to notice if they go down with them.
+    leaving: Mutex<Vec<Weak<Worker>>>,
     /// Taken by whoever makes a new snapshot, so that none is lost.
     writing: Mutex<()>,
     /// Counts the changes of the worker list, for those who run a task per worker.
@@ -104,6 +106,7 @@ impl Fleet {
     ) -> Arc<Fleet> {
         Arc::new(Fleet {
             snapshot: ArcSwap::default(),
+            leaving: Mutex::default(),
             writing: Mutex::new(()),
             membership: watch::Sender::new(0),
             capacity: Notify::new(),
@@ -157,6 +160,7 @@ impl Fleet {
         for gone in known.into_values() {
             tracing::info!(worker = %gone.url, "worker left");
             self.planner.remove_worker(gone.id);
+            self.leaving.lock().push(Arc::downgrade(gone));
         }
         self.snapshot.store(Arc::new(Snapshot::of(workers)));
         self.membership.send_modify(|changes| *changes += 1);
@@ -193,10 +197,18 @@ impl Fleet {
         Arc::new(Worker::new(id, config.clone(), probed, self.secure.clone(), &self.metrics))
     }
 
-    /// Runs `task` for each worker for as long as it is polled. Any change of the worker list or the settings begins the few tasks
-    /// there are anew.
+    /// Workers that have left the list and still have requests.
+    fn leaving(&self) -> Vec<Arc<Worker>> {
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|worker| worker.strong_count() > 0);
+        leaving.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Runs `task` for each worker, and if asked to for those that are leaving, for as long as it is polled. Any change of the
+    /// worker list or the settings begins the few tasks there are anew.
     async fn for_each_worker<F: Future<Output = ()> + Send + 'static>(
         &self,
+        with_leaving: bool,
         task: impl Fn(Arc<Worker>) -> F,
     ) {
         let mut membership = self.membership();
@@ -204,9 +216,11 @@ impl Fleet {
             membership.mark_unchanged();
             // Ends its tasks when it is dropped.
             let mut tasks = JoinSet::new();
-            for worker in &self.snapshot().workers {
+            let leaving = if with_leaving { self.leaving() } else { Vec::new() };
+            for worker in self.snapshot().workers.iter().chain(&leaving) {
                 tasks.spawn(task(worker.clone()));
             }
+            drop(leaving);
             if membership.changed().await.is_err() {
                 return;
             }
@@ -249,8 +263,11 @@ impl Fleet {
     }
 
     /// Still the fleet's worker: its slot may have passed to another one since.
-    fn is_current(&self, worker: &Arc<Worker>) -> bool {
-        self.snapshot.load().worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker))
+    fn is_current(&self, worker: &Worker) -> bool {
+        self.snapshot
+            .load()
+            .worker(worker.id)
+            .is_some_and(|present| std::ptr::eq(&raw const **present, worker))
     }
 
     fn record(&self, worker: &Worker, event: Event) {
@@ -267,7 +284,7 @@ impl Fleet {
                     // A kept connection of a worker that takes no new ones would only hang; and whatever it had cached is
                     // gone with it.
                     worker.pool.close_idle(Duration::ZERO);
-                    let blocks = self.planner.forget(worker.id);
+                    let blocks = if self.is_current(worker) { self.planner.forget(worker.id) } else { 0 };
                     if blocks > 0 {
                         self.forgot(worker, Forgot::Unreachable, blocks);
                     }

@@ -1,7 +1,7 @@
 //! Active health probes: one task per worker asks its health page at intervals, each time on a new connection, since a
 //! worker that is shutting down goes on serving the old ones.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,12 +18,14 @@ use crate::config::Secret;
 /// The time to the next probe after a refused connection, until the worker counts as unreachable.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// Probes every worker for as long as it is polled; follows the worker list and the settings.
+/// Probes every worker for as long as it is polled; follows the worker list and the settings. One that has left the list is
+/// probed until its last request has ended.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    fleet.for_each_worker(|worker| probe_one(fleet.clone(), worker, key.clone(), connect)).await;
+    let task = |worker| probe_one(fleet.clone(), Arc::downgrade(&worker), key.clone(), connect);
+    fleet.for_each_worker(true, task).await;
 }
 
-async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {
+async fn probe_one(fleet: Arc<Fleet>, worker: Weak<Worker>, key: Option<Secret>, connect: Duration) {
     let settings = fleet.health_settings();
     let Some(interval) = settings.interval else { return };
     let mut ticks = tokio::time::interval(interval);
@@ -37,6 +39,7 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
         } else {
             ticks.tick().await;
         }
+        let Some(worker) = worker.upgrade() else { return };
         let request = probe_request(&worker, &settings.path, key.as_ref());
         let asked = timeout(settings.timeout, worker.pool.send_anew(request, connect)).await;
         let (event, fault) = match asked {
@@ -48,6 +51,7 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, 
                 fleet.exchange_failed(&worker, &error);
                 (Some(Event::Unreachable), Some(error.to_string()))
             }
+            Ok(Err(error @ ExchangeError::Insecure(_))) => (Some(Event::Insecure), Some(error.to_string())),
             Ok(Err(error)) => (Some(Event::ProbeFailed), Some(error.to_string())),
             Err(_) => (Some(Event::ProbeFailed), Some("did not answer in time".to_owned())),
         };
