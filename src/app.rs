@@ -17,7 +17,7 @@ use crate::config::{Config, ConfigError};
 use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
 use crate::fleet::stream::Secure;
-use crate::fleet::{Fleet, listing, probe, scrape};
+use crate::fleet::{Fleet, listing, probe, scrape, stream};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::tls::{Acceptor, Followed};
@@ -54,6 +54,7 @@ pub struct Bound {
     clients: TcpListener,
     operator: TcpListener,
     tls: Option<(Acceptor, Followed)>,
+    authorities: stream::Followed,
     proxy: Arc<Proxy>,
 }
 
@@ -63,7 +64,7 @@ pub struct Bound {
 /// If a listener cannot be bound or a certificate not be used; names the key.
 pub fn build(config: Config) -> Result<Bound, StartError> {
     let tls = config.tls.as_ref().map(Acceptor::new).transpose().map_err(StartError::Tls)?;
-    let secure = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
+    let (secure, authorities) = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -78,7 +79,7 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     fleet.set_workers(&config.workers.fixed);
     let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
     let proxy = Proxy::new(config, hash_key, fleet, planner, metrics, clock, Drain::default());
-    Ok(Bound { clients, operator, tls, proxy })
+    Ok(Bound { clients, operator, tls, authorities, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -114,7 +115,7 @@ impl Bound {
 
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, tls, proxy } = self;
+        let Bound { clients, operator, tls, authorities, proxy } = self;
         let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
@@ -131,6 +132,7 @@ impl Bound {
         tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
+        tasks.spawn(authorities.follow());
         let acceptor = tls.map(|(acceptor, files)| {
             tasks.spawn(acceptor.clone().follow(files));
             acceptor

@@ -148,9 +148,11 @@ label! {
         Starting = "starting",
         Up = "up",
         Unreachable = "unreachable",
+        Insecure = "insecure",
         Unhealthy = "unhealthy",
         Broken = "broken",
         Stalled = "stalled",
+        Erring = "erring",
         Trial = "trial",
     }
 }

@@ -1,6 +1,7 @@
 //! Several models on one fleet: what each worker lists decides what it is asked for, over real sockets.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use warmroute::config::{Config, Draw, Mode};
@@ -276,4 +277,42 @@ async fn lists_are_not_asked_for_if_switched_off() {
         router.client().await.post("/v1/chat/completions", chat("a", n)).await;
     }
     assert!(counts(&engines).iter().all(|count| *count > 0));
+}
+
+#[tokio::test]
+async fn a_model_that_its_worker_no_longer_has_has_its_list_read_again() {
+    for mode in BOTH {
+        let engines = [serving(&["a", "lora"]).await, serving(&["a", "lora"]).await];
+        let mut config = config(mode, &engines);
+        config.scrape.models_interval = Some(Duration::from_secs(3_600));
+        let router = TestRouter::start(config).await;
+        all_listed(&router).await;
+        // The adapter is taken off the first one, which tells nobody.
+        engines[0].always(|message| {
+            let gone = String::from_utf8_lossy(&message.body).contains("lora");
+            vec![if gone { Step::json("404 Not Found", UNKNOWN) } else { Step::json("200 OK", PLAIN_ANSWER) }]
+        });
+        let lists = Arc::new(AtomicUsize::new(0));
+        let count = lists.clone();
+        engines[0].set_listing(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            vec![Step::json("200 OK", r#"{"data":[{"id":"a"}]}"#)]
+        });
+        let mut n = 0;
+        until("the worker to be asked for it in vain", async || {
+            n += 1;
+            router.client().await.post("/v1/chat/completions", chat("lora", n)).await.status() == 404
+        })
+        .await;
+        until("its list to be read again", async || {
+            listed(&router).await[0].as_ref().is_some_and(|names| names == &["a"])
+        })
+        .await;
+        for n in 0..24 {
+            let answer = router.client().await.post("/v1/chat/completions", chat("lora", n)).await;
+            assert_eq!(answer.status(), 200, "{mode:?}");
+        }
+        // It is not asked for its list because of models that are not on it.
+        assert_eq!(lists.load(Ordering::Relaxed), 1);
+    }
 }

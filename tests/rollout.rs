@@ -277,6 +277,51 @@ async fn a_frozen_worker_behind_a_healthy_page_is_avoided_until_it_moves() {
 }
 
 #[tokio::test]
+async fn a_worker_that_errs_at_once_draws_no_traffic_and_comes_back_when_it_is_well() {
+    let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);
+    let mut config = TestRouter::config(Mode::Kv, &[&one, &two]);
+    config.health.retry_after = Duration::from_millis(100);
+    let router = TestRouter::start(config).await;
+    one.always(|_| vec![Step::json("500 Internal Server Error", r#"{"error":"out of luck"}"#)]);
+    two.always(|_| vec![Step::Work(Duration::from_millis(20)), Step::json("200 OK", PLAIN_ANSWER)]);
+    let state = |name| format!(r#"warmroute_worker_state{{state="{name}",worker="{}"}}"#, one.address());
+    // Its errors come faster than the other one's answers, so that it always looks idle.
+    let clients = (0..8).map(|_| async {
+        let mut client = router.client().await;
+        for _ in 0..25 {
+            client.post(CHAT, BODY).await;
+        }
+    });
+    futures_util::future::join_all(clients).await;
+    let erred = one.seen().len();
+    assert!(erred < 40, "{erred} of 200 were put before it");
+    assert_eq!(two.seen().len(), 200 - erred);
+    one.always(|_| vec![Step::json("200 OK", PLAIN_ANSWER)]);
+    until("it to be back", async || {
+        assert_eq!(router.client().await.post(CHAT, BODY).await.status(), 200);
+        router.metric(&state("up")).await == 1.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn where_all_workers_err_their_errors_come_back() {
+    let engine = FakeEngine::start().await;
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    for status in ["500 Internal Server Error", "502 Bad Gateway", "429 Too Many Requests"] {
+        engine.always(move |_| vec![Step::json(status, r#"{"error":"out of luck"}"#)]);
+        for _ in 0..20 {
+            let answer = router.client().await.post(CHAT, BODY).await;
+            assert_eq!(
+                (answer.head.second(), answer.text().as_str()),
+                (&status[..3], r#"{"error":"out of luck"}"#)
+            );
+        }
+    }
+    assert_eq!(engine.seen().len(), 60);
+}
+
+#[tokio::test]
 async fn a_stalled_worker_is_better_than_none() {
     let engine = FakeEngine::start().await;
     let mut config = TestRouter::config(Mode::Kv, &[&engine]);

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -226,7 +227,7 @@ async fn a_worker_in_tls_that_is_not_who_it_should_be_gets_nothing() {
         assert_eq!(engine.seen().len(), before, "{what}: nothing of the request has reached it");
         let out = async || {
             router.client().await.get("/v1/models").await;
-            router.admin("/fleet").await.contains(r#""state": "broken""#)
+            router.admin("/fleet").await.contains(r#""state": "insecure""#)
         };
         until("the worker to be out", out).await;
     }
@@ -243,8 +244,34 @@ async fn a_probe_does_not_pass_where_the_certificate_does_not() {
     let router = TestRouter::start_unready(config, None).await;
     let failed = async || router.client().await.get("/v1/models").await.status() == 503;
     until("a neutral answer", failed).await;
+    let told = format!(r#"warmroute_worker_state{{state="insecure",worker="https://{address}"}}"#);
+    router.metric_is(&told, 1.0).await;
     assert_eq!(router.proxy.fleet.snapshot().eligible().len(), 0);
     assert!(engine.seen().is_empty());
+}
+
+#[tokio::test]
+async fn other_authorities_of_the_workers_are_taken_up_and_bad_ones_are_not() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let engine = FakeEngine::start().await;
+    let address = front(&new.issue(&["127.0.0.1"]), engine.address()).await;
+    let tls = WorkerTls { ca: Some(old.file("ca.pem", old.pem())), ..WorkerTls::default() };
+    let mut config = before_secure(address, &engine, tls);
+    config.health.interval = Some(Duration::from_millis(20));
+    let router = TestRouter::start_unready(config, None).await;
+    let state = |name| format!(r#"warmroute_worker_state{{state="{name}",worker="https://{address}"}}"#);
+    router.metric_is(&state("insecure"), 1.0).await;
+    assert_eq!(router.client().await.get("/v1/models").await.status(), 503);
+    old.file("ca.pem", &(old.pem().to_owned() + new.pem()));
+    router.metric_is(&state("up"), 1.0).await;
+    let mut client = router.client().await;
+    assert_eq!(client.get("/v1/models").await.status(), 200);
+    // What cannot be used changes nothing: were it taken, no new connection would come about.
+    old.file("ca.pem", "no certificate");
+    let probes = engine.probes_passed();
+    let now = probes.load(Ordering::SeqCst);
+    until("many more probes", async || probes.load(Ordering::SeqCst) > now + 150).await;
+    assert_eq!(router.metric(&state("up")).await, 1.0);
 }
 
 #[tokio::test]

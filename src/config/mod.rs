@@ -199,7 +199,7 @@ impl Config {
         if let Some(tls) = &raw.tls {
             tls.identity(&tls.read()?)?;
         }
-        raw.workers.tls.client()?;
+        raw.workers.tls.client(raw.workers.tls.read()?.as_deref())?;
         let mut workers = Workers {
             fixed: raw.workers.fixed,
             api_key_file: raw.workers.api_key_file,

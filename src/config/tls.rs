@@ -90,16 +90,25 @@ impl Tls {
 }
 
 impl WorkerTls {
-    /// How connections to workers are made.
+    /// Reads the file of authorities; `None` if none is named.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(&self) -> Result<Option<Vec<u8>>, String> {
+        self.ca.as_ref().map(|path| read(CA, path)).transpose()
+    }
+
+    /// How connections to workers are made, with the authorities that were read.
     ///
     /// # Errors
     /// Names the key at fault.
-    pub fn client(&self) -> Result<ClientConfig, String> {
+    pub fn client(&self, authorities: Option<&[u8]>) -> Result<ClientConfig, String> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("workers.tls: {error}"))?;
         self.name_override()?;
-        let mut config = match (&self.ca, self.skip_verification) {
+        let named = self.ca.as_deref().zip(authorities);
+        let mut config = match (named, self.skip_verification) {
             (Some(_), true) => {
                 return Err(
                     "workers.tls.skip_verification: with it, workers.tls.ca would mean nothing".to_owned()
@@ -108,7 +117,7 @@ impl WorkerTls {
             (None, true) => {
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider())))
             }
-            (Some(path), false) => builder.with_root_certificates(authorities(path)?),
+            (Some((path, pem)), false) => builder.with_root_certificates(trusted(path, pem)?),
             (None, false) => {
                 let public = webpki_roots::TLS_SERVER_ROOTS.iter().cloned();
                 builder.with_root_certificates(RootCertStore::from_iter(public))
@@ -134,12 +143,13 @@ impl WorkerTls {
     }
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, String> {
-    const KEY: &str = "workers.tls.ca";
+const CA: &str = "workers.tls.ca";
+
+fn trusted(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
-    for authority in certificates(KEY, path, &read(KEY, path)?)? {
+    for authority in certificates(CA, path, pem)? {
         store.add(authority).map_err(|error| {
-            format!("{KEY}: {} holds a certificate that cannot be used: {error}", path.display())
+            format!("{CA}: {} holds a certificate that cannot be used: {error}", path.display())
         })?;
     }
     Ok(store)

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::{Config, ConfigError};
 
 /// How often a file is looked at. Kubernetes takes about a minute to bring a ConfigMap into a pod.
-pub const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// And how soon again if somebody waits for it.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -36,7 +36,7 @@ impl Source {
 type Found<T> = Result<T, String>;
 
 /// Tells edits from what is only on its way to be one.
-pub struct Edits<T> {
+struct Edits<T> {
     known: Found<T>,
     /// Found by the last look, if it is to be confirmed by another one.
     pending: Option<Found<T>>,
@@ -45,17 +45,12 @@ pub struct Edits<T> {
 }
 
 impl<T: PartialEq> Edits<T> {
-    pub fn from(known: Found<T>) -> Edits<T> {
+    fn from(known: Found<T>) -> Edits<T> {
         Edits { known, pending: None, asked: false }
     }
 
-    /// What was handed on last.
-    pub fn known(&self) -> &Found<T> {
-        &self.known
-    }
-
     /// Takes what a look has found; whether it is to be handed on.
-    pub fn look(&mut self, found: Found<T>) -> bool {
+    fn look(&mut self, found: Found<T>) -> bool {
         if !self.asked && found == self.known {
             self.pending = None;
             return false;
@@ -90,6 +85,23 @@ pub async fn watch(source: Source, look_now: &Notify, mut changed: impl FnMut(Re
                 message: format!("cannot be read: {message}"),
             }),
         });
+    }
+}
+
+/// Follows files that the config names: hands on what `read` finds of them, for as long as it is polled, once it is another than
+/// what is `known`, and the same for two looks.
+pub async fn follow<T: Clone + PartialEq + Send + 'static>(
+    known: T,
+    read: impl Fn() -> Result<T, String> + Clone + Send + 'static,
+    mut changed: impl FnMut(Result<T, String>),
+) {
+    let mut edits = Edits::from(Ok(known));
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let found = tokio::task::spawn_blocking(read.clone()).await;
+        if edits.look(found.unwrap_or_else(|error| Err(error.to_string()))) {
+            changed(edits.known.clone());
+        }
     }
 }
 

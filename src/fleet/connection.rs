@@ -24,10 +24,10 @@ use prometheus::IntGauge;
 use rustix::io::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
-use super::stream::{Secure, Stream};
+use super::stream::{self, Secure, Stream};
 use crate::config::Origin;
 
 /// A request as it goes to a worker: its body is whole.
@@ -179,10 +179,7 @@ pub struct Tunnel {
 impl Connection {
     async fn open(shared: &Shared, limit: Duration) -> Result<Connection, ExchangeError> {
         let Shared { origin, secure, open, .. } = shared;
-        let stream = within(limit, TcpStream::connect((origin.host(), origin.port())))
-            .await
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-            .map_err(ExchangeError::of_connecting)?;
+        let stream = within(limit, stream::connect(origin)).await.map_err(ExchangeError::of_connecting)?;
         let stream = if origin.is_https() {
             within(limit, secure.wrap(stream, origin)).await.map_err(ExchangeError::Insecure)?
         } else {

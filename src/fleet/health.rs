@@ -3,13 +3,16 @@
 //! ```text
 //!  Starting --probe passed, or an answer--> Up
 //!  Starting --probes are switched off--> Trial
+//!  Starting --Insecure--> Out
 //!  Up    --failed so many times in a row--> Out, for a reason:
 //!           Unreachable   no connection could be opened
+//!           Insecure      TLS failed on one that was: the certificate is not accepted, or there is none
 //!           Unhealthy     its health page failed
 //!           Broke         it took requests and lost them
 //!           Stalled       it has requests and brings nothing for any of them
-//!  Out   --probe passed, if Unreachable or Unhealthy--> Up
-//!  Out   --an answer--> Up
+//!           Erring        most of what it has answered of late are errors of its own
+//!  Out   --probe passed, if Unreachable, Insecure or Unhealthy--> Up
+//!  Out   --an answer, if not Erring--> Up
 //!  Out   --its time is over, if a probe cannot or may not clear it--> Trial
 //!  Trial --an answer--> Up        Trial --a failure--> Out, for twice as long
 //! ```
@@ -17,8 +20,10 @@
 //! A trial is for one request. A slow one is no bad sign: after a second, or with a passed probe, the worker may be given
 //! another.
 //!
-//! An answer of any status shows that the worker lives: 4xx, 429 and 503 never count against it. A passed probe does not
-//! redeem a worker that breaks or stalls: engines were seen that freeze or die behind a healthy page.
+//! An answer of any status but an error of the worker's own (5xx without 501 and 503) shows that the worker lives: 4xx, 429 and
+//! 503 never count against it. A passed probe does not redeem a worker that breaks, stalls or errs: engines were seen that freeze
+//! or die behind a healthy page. Errors are counted by their share, since a request may be at fault itself, and remembered for a
+//! while after the worker is back: one that errs again waits for longer each time.
 
 use crate::config;
 use crate::core::ids::Time;
@@ -31,8 +36,12 @@ pub enum Event {
     ProbeFailed,
     /// A connection could not be opened, for a probe or a request.
     Unreachable,
+    /// A connection was opened, but TLS failed on it.
+    Insecure,
     /// A request was answered: its first token, or its whole head where nothing is streamed.
     Answered,
+    /// A request was answered with an error of the worker's own.
+    Erred,
     /// The worker took a request and lost it.
     Broke,
     /// It said that it is going down.
@@ -60,9 +69,11 @@ pub enum Standing {
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Reason {
     Unreachable,
+    Insecure,
     Unhealthy,
     Broke,
     Stalled,
+    Erring,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -89,21 +100,40 @@ struct Failures {
     requests: usize,
 }
 
+/// What a worker has answered of late, since its first error: each answer counts less as time goes by.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Answers {
+    good: f64,
+    errors: f64,
+    at: Time,
+    /// How often it was out for them.
+    times: u32,
+}
+
 /// The health of one worker.
 #[derive(Clone, Debug)]
 pub struct Health {
     state: State,
+    answers: Answers,
 }
 
 /// A worker stays out for at most this many times `health.retry_after`.
 const LONGEST_WAIT: f64 = 30.0;
 /// Seconds that a worker on trial is given for one request before it is given another.
 const TRIAL_ALONE: f64 = 1.0;
+/// Seconds after which an answer counts for 1/e.
+const MEMORY: f64 = 30.0;
+/// Errors that take a worker out, if they are more than so many for each good answer: as they come from one that errs every five
+/// seconds.
+const FEWEST_ERRORS: f64 = 5.0;
+const ERRORS_PER_GOOD: f64 = 2.0;
+/// With fewer left of them, they are forgotten.
+const FORGOTTEN: f64 = 0.5;
 
 impl Health {
     /// A worker that is probed starts when its first probe has passed; without probes it is taken to be up.
     pub fn new(probed: bool) -> Health {
-        Health { state: if probed { State::Starting } else { State::Up(Failures::default()) } }
+        Health { state: if probed { State::Starting } else { up() }, answers: Answers::default() }
     }
 
     pub fn standing(&self) -> Standing {
@@ -123,21 +153,29 @@ impl Health {
     /// Up without any recent failure, so that an answer changes nothing.
     pub fn is_calm(&self) -> bool {
         matches!(&self.state, State::Up(failures) if *failures == Failures::default())
+            && self.answers.errors == 0.0
     }
 
     pub fn record(&mut self, event: Event, now: Time, settings: &config::Health) {
+        let errs = match event {
+            Event::Answered => self.answers.good(now),
+            Event::Erred => self.answers.error(now),
+            _ => false,
+        };
         let next = match &mut self.state {
             State::Starting => match event {
                 Event::ProbePassed | Event::Answered => Some(up()),
+                Event::Insecure => Some(out(Reason::Insecure, 1, now, settings)),
                 // Nobody is left to find it ready.
                 Event::Tick if settings.interval.is_none() => Some(State::Trial { taken: None, times: 0 }),
                 _ => None,
             },
+            State::Up(_) if errs => Some(self.answers.out(now, settings)),
             State::Up(failures) => {
                 failures.count(event, settings).map(|reason| out(reason, 1, now, settings))
             }
             State::Out { reason, until, times } => match event {
-                Event::Answered => Some(up()),
+                Event::Answered if *reason != Reason::Erring => Some(up()),
                 Event::ProbePassed if reason.is_cleared_by_a_probe() => Some(up()),
                 Event::Tick if now >= *until && !reason.waits_for_a_probe(settings) => {
                     Some(State::Trial { taken: None, times: *times })
@@ -145,6 +183,10 @@ impl Health {
                 // While it was out for something lesser, it has gone altogether.
                 Event::Unreachable => {
                     *reason = Reason::Unreachable;
+                    None
+                }
+                Event::Insecure => {
+                    *reason = Reason::Insecure;
                     None
                 }
                 _ => None,
@@ -164,6 +206,8 @@ impl Health {
                     None
                 }
                 Event::Unreachable => Some(out(Reason::Unreachable, *times + 1, now, settings)),
+                Event::Insecure => Some(out(Reason::Insecure, *times + 1, now, settings)),
+                Event::Erred => Some(out(Reason::Erring, *times + 1, now, settings)),
                 Event::Broke | Event::Dying => Some(out(Reason::Broke, *times + 1, now, settings)),
                 Event::Stalled => Some(out(Reason::Stalled, *times + 1, now, settings)),
                 _ => None,
@@ -189,21 +233,57 @@ impl Failures {
                 self.connects += 1;
                 return (self.connects >= settings.request_failures).then_some(Reason::Unreachable);
             }
+            Event::Insecure => {
+                self.connects += 1;
+                return (self.connects >= settings.request_failures).then_some(Reason::Insecure);
+            }
             Event::Broke => {
                 self.requests += 1;
                 return (self.requests >= settings.request_failures).then_some(Reason::Broke);
             }
             Event::Dying => return Some(Reason::Broke),
             Event::Stalled => return Some(Reason::Stalled),
-            Event::Picked | Event::Unproven | Event::Tick => {}
+            Event::Erred | Event::Picked | Event::Unproven | Event::Tick => {}
         }
         None
     }
 }
 
+impl Answers {
+    fn age(&mut self, now: Time) {
+        let left = (-(now - self.at).max(0.0) / MEMORY).exp();
+        self.good *= left;
+        self.errors *= left;
+        self.at = now;
+    }
+
+    /// Nothing follows from a good answer, whatever the others were.
+    fn good(&mut self, now: Time) -> bool {
+        self.age(now);
+        self.good += 1.0;
+        if self.errors < FORGOTTEN {
+            *self = Answers::default();
+        }
+        false
+    }
+
+    /// Whether the worker is to be left alone for a while.
+    fn error(&mut self, now: Time) -> bool {
+        self.age(now);
+        self.errors += 1.0;
+        // As sums of what is left of them: a rounding error short of five is five.
+        self.errors > FEWEST_ERRORS - 0.5 && self.errors > ERRORS_PER_GOOD * self.good
+    }
+
+    fn out(&mut self, now: Time, settings: &config::Health) -> State {
+        self.times += 1;
+        out(Reason::Erring, self.times, now, settings)
+    }
+}
+
 impl Reason {
     fn is_cleared_by_a_probe(self) -> bool {
-        matches!(self, Reason::Unreachable | Reason::Unhealthy)
+        matches!(self, Reason::Unreachable | Reason::Insecure | Reason::Unhealthy)
     }
 
     /// As long as probes run, they are the ones to find such a worker well again.
@@ -371,6 +451,61 @@ mod tests {
             health.record(Tick, Time(1.5), &settings);
             assert_eq!(health.is_eligible(), interval.is_none());
         }
+    }
+
+    #[test]
+    fn a_worker_whose_answers_are_mostly_errors_is_left_alone_for_longer_each_time() {
+        let mut health = Health::new(false);
+        let errors = |from: f64, count: usize| -> Vec<_> {
+            (0..count).map(|at| (from + at as f64 / 10.0, Erred)).collect()
+        };
+        let seen = walk(&mut health, &errors(0.0, 5));
+        assert_eq!(seen, [[Standing::Up; 4].as_slice(), &[Standing::Out(Reason::Erring)]].concat());
+        let seen = walk(&mut health, &[(0.5, ProbePassed), (0.6, Answered), (1.3, Tick)]);
+        assert_eq!(
+            seen,
+            [Standing::Out(Reason::Erring); 3],
+            "neither a page nor an answer from before redeems it"
+        );
+        let seen = walk(&mut health, &[(1.5, Tick), (1.5, Picked), (1.6, Erred), (3.5, Tick), (3.7, Tick)]);
+        let out = Standing::Out(Reason::Erring);
+        assert_eq!(seen, [Standing::Trial, Standing::Trial, out, out, Standing::Trial], "twice as long");
+        // A lucky trial lets it in, and the next error shows that nothing has changed.
+        let seen = walk(&mut health, &[(3.8, Answered), (3.9, Erred), (5.8, Tick), (6.0, Tick)]);
+        assert_eq!(seen, [Standing::Up, out, out, Standing::Trial]);
+        walk(&mut health, &[(6.0, Answered)]);
+        assert!(!health.is_calm());
+        // After a while without errors all is forgotten.
+        walk(&mut health, &[(200.0, Answered)]);
+        assert!(health.is_calm());
+        let seen = walk(&mut health, &errors(300.0, 4));
+        assert_eq!(seen, [Standing::Up; 4]);
+    }
+
+    #[test]
+    fn errors_among_good_answers_and_rare_ones_take_nobody_out() {
+        let mut health = Health::new(false);
+        for at in 0..1_000 {
+            // Every other answer is one: they may be the requests' own fault.
+            walk(&mut health, &[(f64::from(at), Erred), (f64::from(at) + 0.5, Answered)]);
+            assert_eq!(health.standing(), Standing::Up, "at {at}");
+        }
+        let mut health = Health::new(false);
+        for at in 0..1_000 {
+            walk(&mut health, &[(10.0 * f64::from(at), Erred)]);
+            assert_eq!(health.standing(), Standing::Up, "every ten seconds, at {at}");
+        }
+    }
+
+    #[test]
+    fn a_worker_without_a_certificate_that_is_accepted_says_so_from_the_start() {
+        let mut health = Health::new(true);
+        let seen = walk(&mut health, &[(0.0, Unreachable), (2.0, Insecure), (4.0, Tick), (6.0, ProbePassed)]);
+        let out = Standing::Out(Reason::Insecure);
+        assert_eq!(seen, [Standing::Starting, out, out, Standing::Up]);
+        let seen =
+            walk(&mut health, &[(8.0, Insecure), (10.0, Insecure), (12.0, Insecure), (14.0, Unreachable)]);
+        assert_eq!(seen, [Standing::Up, Standing::Up, out, Standing::Out(Reason::Unreachable)]);
     }
 
     #[test]

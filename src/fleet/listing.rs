@@ -1,5 +1,5 @@
 //! Reads which models the workers serve: one task per worker asks for `/v1/models` now and then, and at once when the worker has
-//! come up or was started again. A worker that cannot be asked keeps its list: it may only be busy or away. One that answers
+//! come up, was started again or has not found a model that it lists. A worker that cannot be asked keeps its list: it may only be busy or away. One that answers
 //! with something else, several times, has none that is known.
 
 use std::sync::Arc;
@@ -22,6 +22,8 @@ const LIMIT: usize = 4 << 20;
 const BAD_ANSWERS: u32 = 3;
 /// The pause after a first failure; doubles up to the usual one.
 const RETRY: Duration = Duration::from_secs(1);
+/// The least time between two readings, whatever calls for one.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// What is known of a worker's list.
 #[derive(Default)]
@@ -36,7 +38,7 @@ pub struct Listed {
 
 /// Asks all workers for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    fleet.for_each_worker(|worker| ask_one(fleet.clone(), worker, key.clone(), connect)).await;
+    fleet.for_each_worker(false, |worker| ask_one(fleet.clone(), worker, key.clone(), connect)).await;
 }
 
 async fn ask_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {
@@ -51,7 +53,12 @@ async fn ask_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, co
     loop {
         tokio::select! {
             () = sleep_until(due) => {}
-            () = worker.relist.notified() => {}
+            () = worker.relist.notified() => {
+                let asked = worker.listed.lock().asked;
+                if let Some(asked) = asked {
+                    sleep_until(asked + LEAST).await;
+                }
+            }
         }
         let reading = read_list(&worker, key.as_ref(), connect);
         let read = timeout(settings.timeout, reading).await;

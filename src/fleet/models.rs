@@ -68,7 +68,7 @@ impl Models {
         &self.names
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.names.binary_search_by(|other| other.as_ref().cmp(name)).is_ok()
     }
 }

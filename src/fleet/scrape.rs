@@ -48,7 +48,7 @@ pub struct Engine {
 
 /// Reads the pages of all workers for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
-    fleet.for_each_worker(|worker| scrape_one(fleet.clone(), worker, key.clone(), connect)).await;
+    fleet.for_each_worker(false, |worker| scrape_one(fleet.clone(), worker, key.clone(), connect)).await;
 }
 
 async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>, connect: Duration) {

@@ -91,6 +91,13 @@ impl Worker {
         self.listed.lock().models.clone()
     }
 
+    /// It has answered that there is no such model, or whatever else was asked for: its list may be out of date, if `model` is on it.
+    pub fn relist_if_listed(&self, model: &str) {
+        if self.models().is_some_and(|models| models.has(model)) {
+            self.relist.notify_one();
+        }
+    }
+
     /// Has fewer requests than `limit`.
     pub fn has_room(&self, limit: usize) -> bool {
         self.open.load(Ordering::Acquire) < limit
@@ -101,10 +108,10 @@ impl Worker {
         self.eligible.load(Ordering::Relaxed)
     }
 
-    /// Out or on trial, but not for certain dead.
+    /// Out or on trial, but perhaps of use.
     pub fn is_doubtful(&self) -> bool {
         match self.standing() {
-            Standing::Out(reason) => reason != Reason::Unreachable,
+            Standing::Out(reason) => !matches!(reason, Reason::Unreachable | Reason::Insecure),
             Standing::Trial => true,
             Standing::Starting | Standing::Up => false,
         }
@@ -158,9 +165,11 @@ fn label(standing: Standing) -> WorkerState {
         Standing::Starting => WorkerState::Starting,
         Standing::Up => WorkerState::Up,
         Standing::Out(Reason::Unreachable) => WorkerState::Unreachable,
+        Standing::Out(Reason::Insecure) => WorkerState::Insecure,
         Standing::Out(Reason::Unhealthy) => WorkerState::Unhealthy,
         Standing::Out(Reason::Broke) => WorkerState::Broken,
         Standing::Out(Reason::Stalled) => WorkerState::Stalled,
+        Standing::Out(Reason::Erring) => WorkerState::Erring,
         Standing::Trial => WorkerState::Trial,
     }
 }

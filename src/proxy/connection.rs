@@ -57,15 +57,14 @@ pub async fn serve(
     proxy: Arc<Proxy>,
     _blocker: Blocker,
 ) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!("client connection ended at once: {error}");
-        return;
-    }
+    let (socket, remote) = match Socket::new(stream) {
+        Ok(both) => both,
+        Err(error) => return tracing::debug!("client connection ended at once: {error}"),
+    };
     let _open = Open::count(proxy.metrics.client_connections.clone());
     let config = proxy.config.load_full();
     let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
     let begin_time = if tls.is_some() { head_time.min(HANDSHAKE_TIME) } else { head_time };
-    let (socket, remote) = Socket::new(stream);
     let spoken = tokio::select! {
         spoken = timeout(begin_time, begin(socket, tls)) => spoken,
         // Nothing was asked on it yet, so nothing is lost.

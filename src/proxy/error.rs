@@ -58,6 +58,8 @@ pub enum ProxyError {
     Target,
     #[error("the request names more than one host")]
     Hosts,
+    #[error("the request body has a transfer coding beside chunked")]
+    Coding,
     /// Nobody is healthy, or everybody healthy was tried.
     #[error("no worker can take the request")]
     NoWorker,
@@ -127,6 +129,13 @@ impl ProxyError {
             ProxyError::Hosts => {
                 (Client, 400, Refused, "invalid_host", "The request names more than one host.")
             }
+            ProxyError::Coding => (
+                Client,
+                501,
+                Refused,
+                "unsupported_coding",
+                "Transfer codings other than chunked are not supported.",
+            ),
             ProxyError::NoWorker => (
                 Proxy,
                 503,
@@ -183,8 +192,12 @@ impl ProxyError {
 
     /// The response for the client.
     pub fn render(&self) -> Response<ResponseBody> {
-        let Facts { status, code, message, .. } = self.facts();
-        let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
+        let Facts { origin, status, code, message, .. } = self.facts();
+        let kind = if status.is_client_error() || origin == Origin::Client {
+            "invalid_request_error"
+        } else {
+            "server_error"
+        };
         let error = json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
         let mut response = Response::new(ResponseBody::whole(Bytes::from(error.to_string())));
         *response.status_mut() = status;

@@ -30,7 +30,8 @@ impl UpstreamHead {
     /// Turns the client's head into the worker's. `proto` is what the client speaks: `http` or `https`. `random` makes a request id where the client sent none.
     ///
     /// # Errors
-    /// If the target is not a path (`CONNECT`), or hosts are named that differ.
+    /// If the target is not a path (`CONNECT`), if more than one host is named, or if the body has a coding that stays on it: hyper
+    /// takes `chunked` off alone.
     pub fn of(
         head: Parts,
         peer: SocketAddr,
@@ -43,6 +44,12 @@ impl UpstreamHead {
         }
         if headers.get_all(header::HOST).iter().nth(1).is_some() {
             return Err(ProxyError::Hosts);
+        }
+        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+        if codings.next().is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+            || codings.next().is_some()
+        {
+            return Err(ProxyError::Coding);
         }
         let asked_host = match (uri.authority(), headers.remove(header::HOST)) {
             // An absolute target names the host; it is never where the request is sent.

@@ -25,10 +25,15 @@ pub struct Remote {
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream) -> (Socket, Remote) {
+    /// What is written goes out at once: a token that waits for others to fill a packet comes late.
+    ///
+    /// # Errors
+    /// If the connection broke.
+    pub fn new(stream: TcpStream) -> io::Result<(Socket, Remote)> {
+        stream.set_nodelay(true)?;
         let (stream, unfinished) = (Arc::new(stream), Arc::new(AtomicBool::new(false)));
         let remote = Remote { stream: stream.clone(), unfinished: unfinished.clone() };
-        (Socket { stream, unfinished }, remote)
+        Ok((Socket { stream, unfinished }, remote))
     }
 
     /// Reads without taking.
@@ -119,5 +124,18 @@ impl AsyncWrite for Socket {
     }
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_to_a_client_goes_out_at_once() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (socket, _) = Socket::new(listener.accept().await.unwrap().0).unwrap();
+        assert!(socket.stream.nodelay().unwrap());
     }
 }

@@ -12,7 +12,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::socket::Socket;
 use crate::config::tls::{self, Pair, Tls};
-use crate::config::watch::{Edits, INTERVAL};
+use crate::config::watch;
 
 /// The first byte of a TLS handshake (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
@@ -79,24 +79,17 @@ impl Acceptor {
     /// Takes up new certificates as their files change, once both files have been the same for two looks and belong together:
     /// they are seldom written in one step. Connections that are open keep theirs. Runs for as long as it is polled.
     pub async fn follow(self, Followed { config, known }: Followed) {
-        let mut edits = Edits::from(Ok(known));
-        loop {
-            tokio::time::sleep(INTERVAL).await;
-            let files = config.clone();
-            let found = tokio::task::spawn_blocking(move || files.read()).await;
-            if !edits.look(found.unwrap_or_else(|error| Err(error.to_string()))) {
-                continue;
+        let files = config.clone();
+        let take = |found: Result<Pair, String>| match found.and_then(|pair| config.identity(&pair)) {
+            Ok(identity) => {
+                self.identity.0.store(Arc::new(identity));
+                tracing::info!(certificate = %config.certificate.display(), "the new certificate is in force");
             }
-            match edits.known().clone().and_then(|pair| config.identity(&pair)) {
-                Ok(identity) => {
-                    self.identity.0.store(Arc::new(identity));
-                    tracing::info!(certificate = %config.certificate.display(), "the new certificate is in force");
-                }
-                Err(why) => {
-                    tracing::error!("the new certificate is refused and the old one stays in force: {why}")
-                }
+            Err(why) => {
+                tracing::error!("the new certificate is refused and the old one stays in force: {why}")
             }
-        }
+        };
+        watch::follow(known, move || files.read(), take).await;
     }
 }
 

@@ -15,7 +15,7 @@ use super::Proxy;
 use super::body::Held;
 use super::error::ProxyError;
 use super::headers::UpstreamHead;
-use super::patience::{Limits, Patience};
+use super::patience::{Heard, Limits, Patience};
 use super::place::Placed;
 use crate::fleet::connection::{Answer, ExchangeError, Outgoing};
 use crate::fleet::health::Event;
@@ -59,7 +59,8 @@ impl Upstream {
         let worker = placed.worker.clone();
         let mut patience = Patience::with(worker.clone(), self.limits);
         let sent = {
-            let mut exchange = pin!(self.exchange(proxy, &worker));
+            let heard = patience.heard.clone();
+            let mut exchange = pin!(self.exchange(proxy, &worker, &heard));
             poll_fn(|cx| match exchange.as_mut().poll(cx) {
                 Poll::Ready(sent) => Poll::Ready(Ok(sent)),
                 Poll::Pending => patience.poll_end(cx).map(Err),
@@ -80,7 +81,7 @@ impl Upstream {
                         return Err(ProxyError::NoSocket { worker: worker.url.to_string(), cause });
                     }
                     ExchangeError::Connect(_) => (Event::Unreachable, FailureKind::Connect),
-                    ExchangeError::Insecure(_) => (Event::Broke, FailureKind::Connect),
+                    ExchangeError::Insecure(_) => (Event::Insecure, FailureKind::Connect),
                     ExchangeError::Dying => (Event::Dying, FailureKind::BeforeHead),
                     ExchangeError::Stale(_)
                     | ExchangeError::Broken(_)
@@ -100,11 +101,17 @@ impl Upstream {
         Err(error)
     }
 
-    async fn exchange(&self, proxy: &Proxy, worker: &Worker) -> Result<Response<Answer>, ExchangeError> {
+    async fn exchange(
+        &self,
+        proxy: &Proxy,
+        worker: &Worker,
+        heard: &Heard,
+    ) -> Result<Response<Answer>, ExchangeError> {
         let request = || self.request(&worker.authority);
         let mut response = match worker.pool.send(request(), self.connect, self.pool_idle).await {
             Err(ExchangeError::Stale(_)) => {
                 proxy.metrics.retries.inc(Retry::Stale);
+                heard.renew();
                 worker.pool.send_anew(request(), self.connect).await?
             }
             sent => sent?,

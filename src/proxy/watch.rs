@@ -51,10 +51,15 @@ impl Watch {
         proxy: Arc<Proxy>,
     ) -> Watch {
         let streams = is_event_stream(head) && head.status.is_success();
+        // vLLM sends the head of a stream at once, before any work: that shows nothing. Any other head is the answer.
         if !streams && shows_life(head.status) {
-            // vLLM sends the head of a stream at once, before any work: that shows nothing. Any other head is the answer.
             placed.report(Event::Answered);
             placed.worker.activity.progress();
+        } else if !streams {
+            placed.report(Event::Erred);
+        }
+        if head.status == StatusCode::NOT_FOUND {
+            placed.worker.relist_if_listed(&asked.model);
         }
         let kind = head.headers.get(header::CONTENT_TYPE).map_or(b"".as_slice(), |kind| kind.as_bytes());
         let json =
