@@ -1,5 +1,7 @@
 //! What must hold for every body, whatever is in it.
 
+pub mod http1;
+
 use warmroute::core::blocks::HashKey;
 use warmroute::core::prompt::twin::{fast, slow};
 use warmroute::core::prompt::{Endpoint, Opaque, read};
