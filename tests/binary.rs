@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use warmroute::testing::{FakeEngine, Gate, Step, Wire, soon};
+use warmroute::testing::{FakeEngine, Gate, Message, Step, Wire, soon};
 
 fn warmroute(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
@@ -361,4 +361,97 @@ async fn a_hangup_with_the_file_as_it_was_leaves_a_switched_mode() {
     let read = async || !serving.logged("the config was read again and says the same").is_empty();
     warmroute::testing::until("the file to be read", read).await;
     assert!(admin.get("/mode").await.text().contains("random"));
+}
+
+#[tokio::test]
+async fn nothing_of_prompts_answers_and_keys_is_in_logs_errors_or_metrics() {
+    const MARKS: [&str; 4] = ["marked-prompt", "marked-answer", "marked-key", "marked-cookie"];
+    let mut engine = FakeEngine::start().await;
+    let serving = Serving::limited(&[&engine], "log: {level: trace}\nlimits: {body: 10KB}", "-S -n 256");
+    serving.ready().await;
+    let chat = r#"{"messages":[{"role":"user","content":"marked-prompt"}],"stream":true}"#;
+    let whole = Step::json("200 OK", r#"{"text":"marked-answer"}"#);
+    let half = Step::send("HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nmarked-answer");
+    let nonsense = Step::send("marked-answer\r\n\r\n");
+    let stream = vec![Step::stream_head(), Step::chunk("data: marked-answer\n\n"), Step::Reset];
+    let large = format!("{chat}{}", " marked-prompt".repeat(1_000));
+    let mut said = String::new();
+    for (body, steps) in [
+        (chat, vec![whole]),
+        (chat, vec![Step::json("500 Internal Server Error", r#"{"error":"marked-answer"}"#)]),
+        (chat, vec![half, Step::Close]),
+        (chat, vec![nonsense, Step::Close]),
+        (chat, stream),
+        (chat, vec![Step::Reset]),
+        ("{\"messages\": marked-prompt", vec![Step::json("400 Bad Request", "{}")]),
+        (&large, vec![]),
+    ] {
+        if !steps.is_empty() {
+            engine.next(steps);
+        }
+        let mut client = Wire::connect(serving.clients).await;
+        let length = body.len();
+        client
+            .send(format!(
+                "POST /v1/chat/completions?q=marked-prompt HTTP/1.1\r\nhost: a\r\nauthorization: Bearer marked-key\r\n\
+                 x-api-key: marked-key\r\ncookie: marked-cookie\r\ncontent-length: {length}\r\n\r\n{body}"
+            ))
+            .await;
+        let answer = client.answer("POST").await.expect("an answer");
+        // What the worker said is the client's to read.
+        if !answer.text().contains("marked-answer") {
+            said += &answer.text();
+        }
+    }
+    engine.kill().await;
+    let mut client = Wire::connect(serving.clients).await;
+    said += &client.post("/v1/chat/completions", chat).await.text();
+    for path in ["/metrics", "/fleet", "/"] {
+        said += &Wire::connect(serving.admin).await.get(path).await.text();
+    }
+    let out = async || !serving.logged("worker is out").is_empty();
+    warmroute::testing::until("the end of it to be logged", out).await;
+    assert!(!serving.logged("DEBUG").is_empty(), "{:?}", serving.log.lock());
+    for mark in MARKS {
+        assert!(!said.contains(mark), "{mark}: {said}");
+        assert!(serving.logged(mark).is_empty(), "{:?}", serving.logged(mark));
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_wants_a_key_for_its_pages_is_shown_it() {
+    let engine = FakeEngine::start().await;
+    let answer = |message: &Message, body: &str| match message.head.get("authorization") {
+        Some("Bearer the-key") => vec![Step::json("200 OK", body)],
+        _ => vec![Step::json("401 Unauthorized", r#"{"error":"Unauthorized"}"#)],
+    };
+    engine.set_probed(move |message| answer(message, ""));
+    engine.set_metrics(move |message| answer(message, "vllm:num_requests_running 0\n"));
+    engine.set_listing(move |message| answer(message, r#"{"data":[{"id":"m"}]}"#));
+    let key = file("the-key\n");
+    let with = |key: &str| {
+        file(&format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {{static: [{{url: '{}'}}], api_key_file: {key}}}\n",
+            engine.url()
+        ))
+    };
+    let serving = Serving::of(with(key.path().to_str().expect("a plain path")), "-S -n 256");
+    serving.ready().await;
+    let page = async || Wire::connect(serving.admin).await.get("/metrics").await.text();
+    let models = format!(r#"warmroute_worker_models{{worker="{}"}} 1"#, engine.address());
+    warmroute::testing::until("its list to be read", async || page().await.contains(&models)).await;
+    // Clients present their own.
+    let mut client = Wire::connect(serving.clients).await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer theirs\r\n\r\n").await;
+    assert_eq!(client.answer("GET").await.expect("an answer").status(), 200);
+    assert_eq!(client.get("/v1/models").await.status(), 200);
+    let seen = engine.seen();
+    let shown: Vec<_> = seen.iter().map(|seen| seen.head.get("authorization")).collect();
+    assert_eq!(shown, [Some("Bearer theirs"), None]);
+
+    let other = file("another-key");
+    let serving = Serving::of(with(other.path().to_str().expect("a plain path")), "-S -n 256");
+    let told = async || !serving.logged("health probe failed: answered 401").is_empty();
+    warmroute::testing::until("the refusal to be told", told).await;
+    assert_eq!(Wire::connect(serving.clients).await.get("/v1/models").await.status(), 503);
 }

@@ -261,3 +261,34 @@ async fn large_prompts_are_read_apart_from_the_others() {
     assert!(last.iter().any(|seen| seen.body == large.as_bytes()));
     assert!(router.proxy.planner.believed_blocks() > 8 << 10, "its prefix is known all the same");
 }
+
+#[tokio::test]
+async fn the_operators_pages_answer_while_all_workers_hang_and_every_queue_is_full() {
+    const STREAMS: usize = 300;
+    let engines = [FakeEngine::start().await, FakeEngine::start().await];
+    let mut config = TestRouter::config(Mode::Kv, &engines.iter().collect::<Vec<_>>());
+    config.limits.in_flight = Some(STREAMS);
+    config.limits.queue = 50;
+    let router = TestRouter::start(config).await;
+    for engine in &engines {
+        engine.always(|_| vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+    }
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS + 50 {
+        clients.push(send(&router).await);
+    }
+    router.metric_is("warmroute_requests_in_flight", (STREAMS + 50) as f64).await;
+    router.metric_is("warmroute_requests_queued", 50.0).await;
+    for engine in &engines {
+        engine.set_health(None);
+        engine.set_metrics(|_| vec![Step::AwaitClose]);
+    }
+    for _ in 0..20 {
+        assert_eq!(send(&router).await.answer("POST").await.expect("an answer").status(), 503);
+        for path in ["/healthz", "/readyz", "/metrics", "/fleet"] {
+            assert_eq!(Wire::connect(router.admin).await.get(path).await.status(), 200, "{path}");
+        }
+    }
+    drop(clients);
+    router.metric_is("warmroute_requests_in_flight", 0.0).await;
+}

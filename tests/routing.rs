@@ -232,3 +232,33 @@ async fn a_refused_request_is_not_believed_to_be_cached() {
         assert_eq!(worker["believed"]["blocks"], 0, "{page}");
     }
 }
+
+#[tokio::test]
+async fn after_a_restart_each_conversation_has_a_home_again_after_one_turn() {
+    let mut engines = Vec::new();
+    for _ in 0..4 {
+        engines.push(FakeEngine::start().await);
+    }
+    let turn = |conversation: usize, turn: usize| {
+        let said = format!("conversation {conversation} says the same thing again; ").repeat(40);
+        let turns: Vec<String> =
+            (0..=turn).map(|at| format!(r#"{{"role":"user","content":"{at} {said}"}}"#)).collect();
+        format!(r#"{{"messages":[{}]}}"#, turns.join(","))
+    };
+    for process in 0..2 {
+        let router = TestRouter::before(Mode::Kv, &engines.iter().collect::<Vec<_>>()).await;
+        let mut homes = Vec::new();
+        for at in 3 * process..3 * process + 3 {
+            for conversation in 0..12 {
+                let before: Vec<usize> = engines.iter().map(|engine| engine.seen().len()).collect();
+                let answer = router.client().await.post("/v1/chat/completions", turn(conversation, at)).await;
+                assert_eq!(answer.status(), 200);
+                let asked = (0..4).find(|worker| engines[*worker].seen().len() > before[*worker]);
+                match homes.get(conversation) {
+                    None => homes.push(asked),
+                    Some(home) => assert_eq!(*home, asked, "process {process}, turn {at} of {conversation}"),
+                }
+            }
+        }
+    }
+}
