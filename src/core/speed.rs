@@ -20,7 +20,8 @@ const PACE_MEMORY: f64 = 48.0;
 const ENOUGH: f64 = 5.0;
 /// A worker is taken to be as fast as the others while its pace differs by less than this, as a logarithm (0.15 is a sixth), and
 /// its own pace counts in full from twice that on. Workers that are equal would otherwise draw uneven traffic by chance, and
-/// the traffic by which they are measured would keep them apart.
+/// the traffic by which they are measured would keep them apart. This is for a full memory of samples; fewer samples differ by
+/// chance more, by the root of how many fewer they are.
 const DOUBTFUL: f64 = 0.15;
 /// A sample this many times slower than expected was waiting for something else (memory, other traffic).
 const OUTLIER: f64 = 4.0;
@@ -119,7 +120,8 @@ impl Pace {
             return self.told;
         }
         let slower = (self.actual / self.expected).ln();
-        let certain = (slower.abs() / DOUBTFUL - 1.0).clamp(0.0, 1.0);
+        let doubtful = DOUBTFUL * (PACE_MEMORY / self.weight).sqrt();
+        let certain = (slower.abs() / doubtful - 1.0).clamp(0.0, 1.0);
         let speed = typical * (-slower * certain).exp();
         Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
     }
@@ -171,6 +173,22 @@ mod tests {
         let mixed: &[f64] = &[300.0, 2000.0, 4000.0, 900.0, 2500.0];
         let speeds = learned(&[(1.0, mixed), (1.1, mixed)]);
         assert_eq!(speeds[0], speeds[1]);
+    }
+
+    #[test]
+    fn a_handful_of_samples_must_differ_by_more() {
+        let mut line = Line::default();
+        let (mut few, mut many) = (Pace::default(), Pace::default());
+        for at in 0..600 {
+            line.learn(1000.0, 0.1);
+            if at >= 590 {
+                few.learn(&line, 1000.0, 0.135);
+            }
+            many.learn(&line, 1000.0, 0.135);
+        }
+        let typical = line.tokens_per_s();
+        assert_eq!(few.known(typical), Some(typical));
+        near(many.known(typical).expect("six hundred samples"), typical / 1.35);
     }
 
     #[test]
