@@ -89,7 +89,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A speed from the config counts until enough samples have been seen.
+    /// A speed from the config counts until enough samples contradict it.
     pub fn told(tokens_per_s: Option<f64>) -> Pace {
         let mut pace = Pace::default();
         pace.tell(tokens_per_s);
@@ -121,6 +121,11 @@ impl Pace {
         }
         let slower = (self.actual / self.expected).ln();
         let doubtful = DOUBTFUL * (PACE_MEMORY / self.weight).sqrt();
+        // What was told stands until samples contradict it.
+        let contradicted = |told: &f64| ((typical / told).ln() - slower).abs() > 2.0 * doubtful;
+        if let Some(told) = self.told.filter(|told| !contradicted(told)) {
+            return Some(told);
+        }
         let certain = (slower.abs() / doubtful - 1.0).clamp(0.0, 1.0);
         let speed = typical * (-slower * certain).exp();
         Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
@@ -210,6 +215,19 @@ mod tests {
         assert_eq!(Pace::told(Some(1_000.0)).known(line.tokens_per_s()), Some(1_000.0));
         assert_eq!(Pace::told(Some(f64::NAN)).known(line.tokens_per_s()), None);
         assert_eq!(line.tokens_per_s(), UNKNOWN_TOKENS_PER_S);
+    }
+
+    #[test]
+    fn what_the_config_says_stands_until_samples_contradict_it() {
+        let mut line = Line::default();
+        let (mut right, mut wrong) = (Pace::told(Some(5_000.0)), Pace::told(Some(40_000.0)));
+        for _ in 0..100 {
+            line.learn(1000.0, 0.1);
+            right.learn(&line, 1000.0, 0.21);
+            wrong.learn(&line, 1000.0, 0.2);
+        }
+        assert_eq!(right.known(line.tokens_per_s()), Some(5_000.0));
+        near(wrong.known(line.tokens_per_s()).expect("a hundred samples"), 5_000.0);
     }
 
     #[test]
