@@ -12,6 +12,7 @@ use warmroute::core::ids::{BlockHash, Time, WorkerId};
 use warmroute::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
 
 const BLOCK_TOKENS: u64 = 64;
+const SPEED: f64 = 10_000.0;
 
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -34,11 +35,13 @@ fn ask(prefix: u64, serial: u64, blocks: u64) -> Ask {
 }
 
 fn serve(planner: &Arc<Planner>, fleet: &[WorkerId], ask: &Ask, serial: u64) {
-    let now = Time(serial as f64 * 1e-4);
+    // Seldom enough, and answered as fast as the workers are, that all of them are idle and equal.
+    let now = Time(serial as f64);
     if let Some((decision, mut booking)) = planner.plan(ask, fleet, Policy::Kv, now, serial) {
+        let first_token = now + (ask.prompt_tokens - decision.predicted_cached_tokens) / SPEED;
         booking.commit(now);
-        booking.first_token(now + 0.01);
-        booking.finish(Finished::default(), now + 0.02);
+        booking.first_token(first_token);
+        booking.finish(Finished::default(), first_token + 0.01);
         black_box(decision);
     }
 }
@@ -50,7 +53,7 @@ fn warm_fleet(workers: u64, held: u64, blocks: u64) -> (Arc<Planner>, Vec<Worker
         key,
         capacity_tokens: Some(held / workers * BLOCK_TOKENS),
         engine_block_tokens: 16,
-        prefill_speed: Some(10_000.0),
+        prefill_speed: Some(SPEED),
     };
     let fleet: Vec<WorkerId> = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
     let prefixes = held / blocks * 3 / 4;
@@ -60,6 +63,7 @@ fn warm_fleet(workers: u64, held: u64, blocks: u64) -> (Arc<Planner>, Vec<Worker
     (planner, fleet, prefixes)
 }
 
+/// `warm`: nine tenths of the prompt are held. `cold`: nothing is, and as much is evicted.
 fn decisions(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision");
     group.sample_size(20);
@@ -68,17 +72,21 @@ fn decisions(c: &mut Criterion) {
         let blocks = tokens / BLOCK_TOKENS;
         let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, blocks);
         let mut serial = 1 << 30;
-        let id = BenchmarkId::new(format!("{workers}_workers"), format!("{tokens}_tokens"));
-        group.bench_function(id, |b| {
-            b.iter_batched(
-                || {
-                    serial += 1;
-                    (ask(mix(serial) % prefixes, serial, blocks), serial)
-                },
-                |(ask, serial)| serve(&planner, &fleet, &ask, serial),
-                criterion::BatchSize::SmallInput,
-            );
-        });
+        for warm in [true, false] {
+            let state = if warm { "warm" } else { "cold" };
+            let id = BenchmarkId::new(format!("{state}/{workers}_workers"), format!("{tokens}_tokens"));
+            group.bench_function(id, |b| {
+                b.iter_batched(
+                    || {
+                        serial += 1;
+                        let prefix = if warm { mix(serial) % prefixes } else { serial };
+                        (ask(prefix, serial, blocks), serial)
+                    },
+                    |(ask, serial)| serve(&planner, &fleet, &ask, serial),
+                    criterion::BatchSize::SmallInput,
+                );
+            });
+        }
     }
     group.finish();
 }

@@ -17,11 +17,11 @@ struct Follow<'i>(&'i Index, WorkerId);
 
 impl Witness for Follow<'_> {
     fn stored(&mut self, hash: BlockHash) {
-        self.0.add(hash, self.1);
+        self.0.add(&[hash], self.1);
     }
 
     fn dropped(&mut self, hash: BlockHash) {
-        self.0.remove(hash, self.1);
+        self.0.remove(&[hash], self.1);
     }
 }
 
@@ -38,6 +38,8 @@ struct Twin {
     blocks: usize,
     /// Held blocks, and how many requests use each.
     uses: BTreeMap<u64, usize>,
+    /// Of held blocks, how many requests have used each since it came.
+    used: BTreeMap<u64, usize>,
     /// Held blocks that a request which ended well has used.
     computed: BTreeSet<u64>,
     free: Vec<Free>,
@@ -68,6 +70,7 @@ impl Twin {
 
     fn forget(&mut self, hash: u64) {
         self.uses.remove(&hash);
+        self.used.remove(&hash);
         self.computed.remove(&hash);
     }
 
@@ -78,6 +81,7 @@ impl Twin {
                 self.make_room(BLOCK, 1);
             }
             *self.uses.entry(hash.0).or_default() += 1;
+            *self.used.entry(hash.0).or_default() += 1;
             self.free.retain(|free| *free != Free::Block(hash.0));
         }
         self.make_room(filler, 0);
@@ -120,17 +124,18 @@ impl Twin {
         self.release(&kept, guessed, 0);
     }
 
-    fn pushed_by(&self, need: u64) -> u64 {
+    fn pushed_by(&self, need: u64) -> Pushed {
         let mut over = self.tokens.map_or(0, |most| (self.held() + need).saturating_sub(most));
-        let mut pushed = 0;
+        let mut pushed = Pushed::default();
         for free in &self.free {
-            let (tokens, block) = match free {
-                Free::Filler(tokens) => (*tokens, false),
-                Free::Block(_) => (BLOCK, true),
-            };
-            let taken = over.min(tokens);
-            over -= taken;
-            pushed += if block { taken } else { 0 };
+            match free {
+                Free::Filler(tokens) => over -= over.min(*tokens),
+                Free::Block(hash) => {
+                    let taken = over.min(BLOCK);
+                    over -= taken;
+                    *if self.used[hash] > 1 { &mut pushed.shared } else { &mut pushed.once } += taken;
+                }
+            }
         }
         pushed
     }
@@ -178,6 +183,7 @@ fuzz_target!(|data: &[u8]| {
         tokens: bounds.tokens,
         blocks: bounds.blocks,
         uses: BTreeMap::new(),
+        used: BTreeMap::new(),
         computed: BTreeSet::new(),
         free: Vec::new(),
         pinned_filler: 0,
@@ -251,7 +257,7 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(cache.len(), twin.uses.len());
             assert_eq!(cache.is_roomy(), twin.tokens.is_none_or(|most| twin.pinned() <= most));
             for need in [0, 16, 100, 1_000] {
-                assert_eq!(cache.pushed_by(need), twin.pushed_by(need));
+                assert_eq!(cache.pushed_by(need, 0), twin.pushed_by(need));
             }
             let held = |hash: &u64| *hash == 0 || twin.uses.contains_key(hash);
             assert!(

@@ -174,8 +174,6 @@ pub struct Price {
     pub replicate_shares: f64,
     #[serde(deserialize_with = "scalar::not_negative")]
     pub memory_weight: f64,
-    #[serde(deserialize_with = "scalar::not_negative")]
-    pub ghost_weight: f64,
 }
 
 impl Default for Price {
@@ -194,7 +192,6 @@ impl From<PriceSettings> for Price {
             recent_cap,
             replicate_shares,
             memory_weight,
-            ghost_weight,
         } = settings;
         Price {
             queue_weight,
@@ -204,7 +201,6 @@ impl From<PriceSettings> for Price {
             recent_cap,
             replicate_shares,
             memory_weight,
-            ghost_weight,
         }
     }
 }
@@ -219,7 +215,6 @@ impl From<Price> for PriceSettings {
             recent_cap,
             replicate_shares,
             memory_weight,
-            ghost_weight,
         } = price;
         PriceSettings {
             queue_weight,
@@ -229,7 +224,6 @@ impl From<Price> for PriceSettings {
             recent_cap,
             replicate_shares,
             memory_weight,
-            ghost_weight,
         }
     }
 }

@@ -55,8 +55,8 @@ impl Booking {
         let content_tokens = ask.chain.hashes.len() as u64 * u64::from(block_tokens);
         let guessed_tokens = (ask.prompt_tokens + ask.output_tokens).max(0.0) as u64;
         let filler = guessed_tokens.saturating_sub(content_tokens);
-        let admitted = planner.with_cache(&slot, |cache, follow| {
-            let mut claim = cache.admit(&ask.chain.hashes, block_tokens, filler, era, follow);
+        let admitted = planner.with_cache(&slot, |cache, changes| {
+            let mut claim = cache.admit(&ask.chain.hashes, block_tokens, filler, era, changes);
             if !ask.streams {
                 // Nobody will tell when it begins.
                 cache.start(&mut claim);
@@ -178,9 +178,9 @@ impl Drop for Booking {
         let Some(claim) = self.claim.take() else { return };
         let filler = self.guessed_tokens.saturating_sub(self.content_tokens);
         let committed = self.committed;
-        self.planner.with_cache(&self.slot, |cache, follow| match committed {
-            true => cache.release(claim, filler, follow),
-            false => cache.undo(claim, follow),
+        self.planner.with_cache(&self.slot, |cache, changes| match committed {
+            true => cache.release(claim, filler, changes),
+            false => cache.undo(claim, changes),
         });
     }
 }

@@ -12,6 +12,10 @@ use hashbrown::HashTable;
 use crate::core::ids::BlockHash;
 use crate::core::tally::Tally;
 
+mod outlook;
+
+pub use outlook::Pushed;
+
 const NONE: u32 = u32::MAX;
 const FREED: u16 = u16::MAX;
 /// More requests than this cannot pin one block; no engine runs nearly as many.
@@ -242,33 +246,6 @@ impl Cache {
         }
     }
 
-    /// Whether all requests in flight fit at the same time, so that none has to wait for another's memory.
-    pub fn is_roomy(&self) -> bool {
-        self.bounds.tokens.is_none_or(|capacity| self.pinned <= capacity)
-    }
-
-    /// What a request for `chain` and `tokens` in all would lack of memory beside the running requests, as a share of what
-    /// these hold: so much of them has to end before it can begin. 0 to 1.
-    pub fn shortage(&self, chain: &[BlockHash], tokens: u64) -> f64 {
-        let Some(capacity) = self.bounds.tokens else { return 0.0 };
-        let lacking = (self.running + tokens).saturating_sub(capacity);
-        if lacking == 0 || self.running == 0 {
-            return 0.0;
-        }
-        let mut shared = 0;
-        let mut last = NONE;
-        for &hash in chain {
-            let slot = self.find_after(last, hash);
-            let Some(block) = slot.map(|slot| &self.blocks[slot as usize]).filter(|block| block.running > 0)
-            else {
-                break;
-            };
-            shared += u64::from(block.tokens);
-            last = slot.unwrap_or(NONE);
-        }
-        (lacking.saturating_sub(shared) as f64 / self.running as f64).min(1.0)
-    }
-
     /// The request has ended; its blocks become the most recently used. `filler` corrects the guess made at admission.
     pub fn release(&mut self, mut claim: Claim, filler: u64, witness: &mut impl Witness) {
         if claim.epoch != self.epoch {
@@ -310,23 +287,6 @@ impl Cache {
         self.release(claim, 0, witness);
     }
 
-    /// Tokens of believed content that taking `need` more tokens would push out.
-    pub fn pushed_by(&self, need: u64) -> u64 {
-        let Some(capacity) = self.bounds.tokens else { return 0 };
-        let mut over = (self.held + need).saturating_sub(capacity);
-        let mut pushed = 0;
-        let mut at = self.oldest;
-        while over > 0 && at != NONE {
-            let run = &self.runs[at as usize];
-            over -= over.min(run.filler);
-            let content = over.min(run.content);
-            pushed += content;
-            over -= content;
-            at = run.newer;
-        }
-        pushed
-    }
-
     /// Greater after each request that ended.
     pub fn stamp(&self) -> u64 {
         self.stamp
@@ -335,18 +295,6 @@ impl Cache {
     /// Whether nothing was forgotten since `claim` was made.
     pub fn is_current(&self, claim: &Claim) -> bool {
         claim.epoch == self.epoch
-    }
-
-    /// Tokens that ended requests have used since `stamp`, as far as `most` requests tell.
-    pub fn newer_than(&self, stamp: u64, most: usize) -> u64 {
-        let mut newer = 0;
-        let mut at = self.newest;
-        for _ in 0..most {
-            let Some(run) = self.runs.get(at as usize).filter(|run| run.stamp > stamp) else { break };
-            newer += run.content + run.filler;
-            at = run.older;
-        }
-        newer
     }
 
     /// Forgets everything: the engine restarted or reset its cache. Claims made before become void.

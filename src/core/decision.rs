@@ -53,7 +53,7 @@ pub enum Reason {
     Warm,
     /// Some other worker holds more, but sending there would cost more.
     Spill,
-    /// All hold equally much, mostly nothing.
+    /// Nobody holds any of it.
     Cold,
     /// The prompt has no full block or could not be read.
     Load,

@@ -2,11 +2,12 @@
 //! a fleet of four and of a thousand. It follows the per-worker [`caches`](crate::core::cache) and never leads them.
 //!
 //! Caches are closed under prefixes, so along a chain the sets only shrink, and two places with equally many holders have
-//! the same holders: a look-up jumps from change to change instead of walking.
+//! the same holders: a look-up jumps from change to change instead of walking. While others change the index it may see neither
+//! order, and answers roughly; it always ends.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-use dashmap::DashMap;
+use dashmap::{DashMap, SharedValue};
 
 use crate::core::ids::{BlockHash, WorkerId};
 
@@ -141,15 +142,59 @@ impl Index {
         self.holders.is_empty()
     }
 
-    pub fn add(&self, hash: BlockHash, worker: WorkerId) {
-        self.holders
-            .entry(hash)
-            .and_modify(|holders| holders.add(worker.0))
-            .or_insert(Holders::One(worker.0));
+    /// `worker` has taken up these blocks.
+    pub fn add(&self, hashes: &[BlockHash], worker: WorkerId) {
+        self.by_shard(hashes, |at, hashes| {
+            let mut shard = self.holders.shards()[at].write();
+            for &hash in hashes {
+                match shard.get_mut(hash.0, |(key, _)| *key == hash) {
+                    Some((_, holders)) => holders.get_mut().add(worker.0),
+                    None => {
+                        let entry = (hash, SharedValue::new(Holders::One(worker.0)));
+                        shard.insert(hash.0, entry, |(key, _)| key.0);
+                    }
+                }
+            }
+        });
     }
 
-    pub fn remove(&self, hash: BlockHash, worker: WorkerId) {
-        self.holders.remove_if_mut(&hash, |_, holders| holders.remove(worker.0));
+    /// `worker` has let go of these blocks.
+    pub fn remove(&self, hashes: &[BlockHash], worker: WorkerId) {
+        self.by_shard(hashes, |at, hashes| {
+            let mut shard = self.holders.shards()[at].write();
+            for &hash in hashes {
+                let held = shard.get_mut(hash.0, |(key, _)| *key == hash);
+                if held.is_some_and(|(_, holders)| holders.get_mut().remove(worker.0)) {
+                    shard.remove_entry(hash.0, |(key, _)| *key == hash);
+                }
+            }
+        });
+    }
+
+    /// Hands out the blocks by the map's shard they belong to, so that each is locked once. In between nothing orders one block's
+    /// reads of memory after another's, and the processor waits for many of them at a time.
+    fn by_shard(&self, hashes: &[BlockHash], mut act: impl FnMut(usize, &[BlockHash])) {
+        if hashes.is_empty() {
+            return;
+        }
+        let shard = |hash: &BlockHash| self.holders.determine_shard(hash.0 as usize);
+        // A counting sort: there are few shards, and two thousand blocks in the longest prompts.
+        let mut ends = vec![0; self.holders.shards().len() + 1];
+        hashes.iter().for_each(|hash| ends[shard(hash) + 1] += 1);
+        (1..ends.len()).for_each(|at| ends[at] += ends[at - 1]);
+        let mut sorted = vec![BlockHash(0); hashes.len()];
+        for hash in hashes {
+            let end = &mut ends[shard(hash)];
+            sorted[*end] = *hash;
+            *end += 1;
+        }
+        let mut start = 0;
+        for (at, &end) in ends.iter().enumerate() {
+            if start < end {
+                act(at, &sorted[start..end]);
+            }
+            start = end;
+        }
     }
 
     /// The depth of every worker that holds at least the chain's first block, in no particular order.
@@ -188,17 +233,18 @@ impl Index {
         self.holders.get(&hash).map_or(0, |holders| holders.count())
     }
 
-    /// The first place after `at` whose holders are not as many as `count`: doubling steps, then bisection.
+    /// The first place after `at` that has fewer holders than `count`, or the chain's end: doubling steps, then bisection. More
+    /// holders are no change: others may take blocks up, and let them go, while this looks.
     fn next_change(&self, chain: &[BlockHash], at: usize, count: usize) -> usize {
+        let fewer = |place: usize| self.count(chain[place]) < count;
         let mut same = at;
         let mut step = 1;
         let mut differs = loop {
-            let probe = (same + step).min(chain.len());
-            if probe == chain.len() && (probe == same || self.count(chain[probe - 1]) == count) {
-                return probe;
+            let probe = (same + step).min(chain.len() - 1);
+            if probe == same {
+                return chain.len();
             }
-            let probe = probe.min(chain.len() - 1);
-            if self.count(chain[probe]) != count {
+            if fewer(probe) {
                 break probe;
             }
             same = probe;
@@ -206,9 +252,9 @@ impl Index {
         };
         while differs - same > 1 {
             let middle = same + (differs - same) / 2;
-            match self.count(chain[middle]) == count {
-                true => same = middle,
-                false => differs = middle,
+            match fewer(middle) {
+                true => differs = middle,
+                false => same = middle,
             }
         }
         differs

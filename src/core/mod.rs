@@ -1,8 +1,7 @@
 //! The part that decides, pure: no sockets, no clock, no runtime, no metrics registry. `now` and randomness are arguments.
 //!
 //! In the order of a decision: [`prompt`] reads the request body, [`blocks`] chains its bytes into hashes, [`index`]
-//! tells who is believed to hold them, [`cache`] is what one worker is believed to hold and [`ghost`] what it used to,
-//! [`load`] is what it has been given to do and [`speed`] how fast it does it, [`price`] turns all that into seconds,
+//! tells who is believed to hold them, [`cache`] is what one worker is believed to hold, [`load`] is what it has been given to do and [`speed`] how fast it does it, [`price`] turns all that into seconds,
 //! `view` is one request's look at all of it, [`planner`] picks, [`booking`] is the claim of one request on the picked worker,
 //! and [`trust`] is what the answers say of the beliefs.
 
@@ -10,7 +9,6 @@ pub mod blocks;
 pub mod booking;
 pub mod cache;
 pub mod decision;
-pub mod ghost;
 pub mod ids;
 pub mod index;
 pub mod load;

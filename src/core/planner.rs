@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use crate::core::booking::Booking;
 use crate::core::cache::{Bounds, Cache, Witness};
 pub use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason, WorkerSpec};
-use crate::core::ghost::Ghosts;
 use crate::core::ids::{BlockHash, Time, WorkerId};
 use crate::core::index::Index;
 use crate::core::load::{Given, Load};
@@ -33,8 +32,6 @@ pub struct Settings {
     pub learn_trust: bool,
     /// Believed blocks over all workers, shared out evenly.
     pub max_blocks: usize,
-    /// Evicted blocks whose last home is remembered.
-    pub max_ghosts: usize,
 }
 
 impl Default for Settings {
@@ -44,7 +41,6 @@ impl Default for Settings {
             learn_speed: true,
             learn_trust: true,
             max_blocks: 2_000_000,
-            max_ghosts: 1_000_000,
         }
     }
 }
@@ -137,13 +133,11 @@ pub struct Planner {
     membership: Mutex<u64>,
     table: Mutex<Table>,
     pub(super) index: Index,
-    pub(super) ghosts: Ghosts,
 }
 
 impl Planner {
     pub fn new(settings: Settings) -> Arc<Planner> {
         Arc::new(Planner {
-            ghosts: Ghosts::new(settings.max_ghosts),
             settings,
             fleet: ArcSwap::default(),
             membership: Mutex::new(1),
@@ -195,7 +189,7 @@ impl Planner {
         self.fleet.store(Arc::new(fleet));
         self.table.lock().seats[worker.index()] = Seat::default();
         if let Some(mut cache) = slot.cache.lock().take() {
-            cache.clear(&mut self.follow(worker));
+            self.follow(worker, &mut cache, Cache::clear);
         }
     }
 
@@ -207,8 +201,7 @@ impl Planner {
 
     fn empty(&self, slot: &Slot) -> usize {
         slot.trust.lock().emptied();
-        let mut follow = self.follow(slot.id);
-        slot.cache.lock().as_mut().map_or(0, |cache| cache.clear(&mut follow))
+        self.with_cache(slot, Cache::clear).unwrap_or(0)
     }
 
     /// The engine's cache size in tokens is known, has changed, or is no longer known.
@@ -226,7 +219,7 @@ impl Planner {
         }
     }
 
-    /// The config says another speed, or none any more. It counts until enough samples have been seen.
+    /// The config says another speed, or none any more. It counts until samples contradict it.
     pub fn set_prefill_speed(&self, worker: WorkerId, tokens_per_s: Option<f64>) {
         let Some(slot) = self.slot(worker) else { return };
         if let Some(load) = self.table.lock().load(&slot) {
@@ -276,10 +269,10 @@ impl Planner {
 
     /// Sizes the believed cache by what is trusted of its capacity.
     fn resize(&self, slot: &Slot, trust: &Trust) {
-        self.with_cache(slot, |cache, follow| {
+        self.with_cache(slot, |cache, changes| {
             let bounds = Bounds { tokens: trust.capacity(), ..cache.bounds() };
             if bounds != cache.bounds() {
-                cache.set_bounds(bounds, follow);
+                cache.set_bounds(bounds, changes);
             }
         });
     }
@@ -369,15 +362,26 @@ impl Planner {
         self.settings.learn_speed
     }
 
-    /// Does something to the slot's cache while the index and the ghosts follow; `None` if the worker has left.
+    /// Does something to the slot's cache while the index follows; `None` if the worker has left.
     pub(super) fn with_cache<T>(
         &self,
         slot: &Slot,
-        act: impl FnOnce(&mut Cache, &mut Follow) -> T,
+        act: impl FnOnce(&mut Cache, &mut Changes) -> T,
     ) -> Option<T> {
-        let mut follow = self.follow(slot.id);
-        let result = slot.cache.lock().as_mut().map(|cache| act(cache, &mut follow));
-        self.ghosts.remember(&follow.dropped, slot.id);
+        slot.cache.lock().as_mut().map(|cache| self.follow(slot.id, cache, act))
+    }
+
+    /// The caller holds the cache's lock, so that the index hears of a worker's changes in their order.
+    fn follow<T>(
+        &self,
+        worker: WorkerId,
+        cache: &mut Cache,
+        act: impl FnOnce(&mut Cache, &mut Changes) -> T,
+    ) -> T {
+        let mut changes = Changes::default();
+        let result = act(cache, &mut changes);
+        self.index.add(&changes.stored, worker);
+        self.index.remove(&changes.dropped, worker);
         result
     }
 
@@ -385,16 +389,12 @@ impl Planner {
         self.fleet.load().get(worker.index())?.clone()
     }
 
-    fn follow(&self, worker: WorkerId) -> Follow<'_> {
-        Follow { index: &self.index, worker, dropped: Vec::new() }
-    }
-
     fn share_blocks(&self, fleet: &Fleet) {
         let workers = fleet.iter().flatten().count().max(1);
         for slot in fleet.iter().flatten() {
-            self.with_cache(slot, |cache, follow| {
+            self.with_cache(slot, |cache, changes| {
                 let bounds = Bounds { blocks: self.settings.max_blocks / workers, ..cache.bounds() };
-                cache.set_bounds(bounds, follow);
+                cache.set_bounds(bounds, changes);
             });
         }
     }
@@ -419,20 +419,20 @@ pub struct Belief {
     pub confirmed_at: Option<Time>,
 }
 
-/// Lets the index follow one worker's cache, and keeps what was dropped.
-pub(super) struct Follow<'p> {
-    index: &'p Index,
-    worker: WorkerId,
+/// What one step changed in a worker's cache, for the index to follow. No step both stores a block and drops it: what it stores
+/// is pinned.
+#[derive(Default)]
+pub(super) struct Changes {
+    stored: Vec<BlockHash>,
     dropped: Vec<BlockHash>,
 }
 
-impl Witness for Follow<'_> {
+impl Witness for Changes {
     fn stored(&mut self, hash: BlockHash) {
-        self.index.add(hash, self.worker);
+        self.stored.push(hash);
     }
 
     fn dropped(&mut self, hash: BlockHash) {
-        self.index.remove(hash, self.worker);
         self.dropped.push(hash);
     }
 }

@@ -1,15 +1,19 @@
 //! What it would cost to send a request to a worker, in seconds until its first token, term by term.
 //!
 //! ```text
-//! price = ( uncached - popular + weight / (1 + x) * queue + displacement * pushed - ghost * x / (1 + x) * ghost_tokens ) / speed
-//!         + min(recent_cap * prompt, recent * prompt * (recent(w) - least recent)) / speed
+//! price = ( uncached - popular + queue / (1 + x) * queued + displacement * (pushed + USED_ONCE * pushed once) ) / speed
+//!         + uncached * min(recent_cap, recent * (recent(w) - least recent)) / speed
 //!         + memory / (1 + x) * shortage * mean generation
 //! x     = shortest queue of all workers in seconds / crowded_seconds        (0 while any worker is idle)
 //! ```
 //!
-//! While somebody is idle, affinity and balance trade at a fixed rate; as every worker queues, the queue counts for less and
-//! remembered homes count for more, because then lost hits cost more than uneven queues. What each term is worth, and what
-//! was tried and dropped, is in `benches/README.md`.
+//! While somebody is idle, affinity and balance trade at a fixed rate; as every worker queues, the queue counts for less,
+//! because then lost hits cost more than uneven queues. What each term is worth, and what was tried and dropped, is in
+//! `benches/README.md`.
+
+/// What a pushed-out token that one request alone has used counts beside one that several have: the ends of prompts are mostly
+/// not asked for again, but the history of a conversation is.
+const USED_ONCE: f64 = 0.7;
 
 /// The weights of the price. The constants are flat: halving or doubling one changes mean TTFT by a few per cent.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,19 +22,17 @@ pub struct PriceSettings {
     pub queue_weight: f64,
     /// Seconds of queue on *every* worker at which `queue_weight` has fallen to half. Above 0.
     pub crowded_seconds: f64,
-    /// What a token pushed out of the worker's cache costs beside a token to prefill. 0 to 1.
+    /// What a token pushed out of the worker's cache costs beside a token to prefill, if several requests have used it. 0 to 1.
     pub displacement_weight: f64,
-    /// What the whole prompt costs more on a worker that was busy for one more share of the recent past. 0 to 4.
+    /// How many times its prefill a request costs more on a worker that was busy for all of the recent past, than on an idle one. 0 to 4.
     pub recent_weight: f64,
-    /// The most that the recent past may cost, as a share of the prompt. 0 to 1.
+    /// The most that the recent past may cost, as a share of the prefill. 0 to 1.
     pub recent_cap: f64,
     /// How many workers' shares of all requests a prefix may draw to each worker that holds it, on average, before another copy of
     /// it is free. 1 to 1,000.
     pub replicate_shares: f64,
     /// What a second of waiting for the memory of running requests counts. 0 to 4.
     pub memory_weight: f64,
-    /// What a remembered home of an evicted prefix is worth, per token, when every worker queues. 0 to 1.
-    pub ghost_weight: f64,
 }
 
 impl Default for PriceSettings {
@@ -38,12 +40,11 @@ impl Default for PriceSettings {
         PriceSettings {
             queue_weight: 0.5,
             crowded_seconds: 0.15,
-            displacement_weight: 0.25,
+            displacement_weight: 0.35,
             recent_weight: 1.0,
             recent_cap: 0.3,
             replicate_shares: 1.75,
             memory_weight: 1.0,
-            ghost_weight: 0.8,
         }
     }
 }
@@ -55,17 +56,16 @@ pub struct Terms {
     pub cached: f64,
     /// Prompt tokens to prefill.
     pub uncached: f64,
-    /// Of `uncached`, those whose prefix so many requests share that one worker is not enough for it: a second copy will be
-    /// used again and again, so this request does not bear its cost.
+    /// Of `uncached`, those of a prefix that should have a copy here: so many requests share it that the workers which hold it are
+    /// not enough, or too slow. The copy will be used again and again, so this request does not bear its cost.
     pub popular: f64,
     /// Tokens booked there and not yet prefilled.
     pub queue: f64,
-    /// Tokens of believed content that the request would push out.
+    /// Tokens of believed content that the request would push out, of blocks that several requests of late have used, and of others.
     pub pushed: f64,
+    pub pushed_once: f64,
     /// What the recent past adds.
     pub recent: f64,
-    /// Prompt tokens that used to be there and are nowhere now.
-    pub ghost: f64,
     /// Seconds that the request would wait for the memory of running requests.
     pub memory: f64,
     /// Tokens a second, learned or assumed.
@@ -83,17 +83,16 @@ impl PriceSettings {
     }
 
     /// The recent-past term, in tokens.
-    pub fn recent_tokens(&self, prompt: f64, recent: f64, least_recent: f64) -> f64 {
-        (self.recent_weight * prompt * (recent - least_recent)).min(self.recent_cap * prompt)
+    pub fn recent_tokens(&self, uncached: f64, recent: f64, least_recent: f64) -> f64 {
+        uncached * (self.recent_weight * (recent - least_recent)).min(self.recent_cap)
     }
 
     /// The price in seconds.
     pub fn seconds(&self, terms: &Terms, crowding: f64) -> f64 {
         let tokens = terms.uncached - terms.popular
             + self.queue_weight / (1.0 + crowding) * terms.queue
-            + self.displacement_weight * terms.pushed
-            + terms.recent
-            - self.ghost_weight * crowding / (1.0 + crowding) * terms.ghost;
+            + self.displacement_weight * (terms.pushed + USED_ONCE * terms.pushed_once)
+            + terms.recent;
         tokens / terms.speed + self.memory_weight / (1.0 + crowding) * terms.memory
     }
 }
@@ -118,11 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn a_ghost_counts_only_when_nobody_is_idle() {
+    fn what_several_have_used_costs_more_to_push_out() {
         let price = PriceSettings::default();
-        let terms = Terms { uncached: 1000.0, ghost: 1000.0, speed: 1000.0, ..Terms::default() };
-        assert_eq!(price.seconds(&terms, 0.0), 1.0);
-        assert!((price.seconds(&terms, 1.0) - 0.6).abs() < 1e-12);
+        let shared = Terms { pushed: 1000.0, speed: 1000.0, ..Terms::default() };
+        let once = Terms { pushed_once: 1000.0, speed: 1000.0, ..Terms::default() };
+        assert_eq!(price.seconds(&shared, 0.0), 0.35);
+        assert!((price.seconds(&once, 0.0) - 0.245).abs() < 1e-12);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One request's view of the fleet: who could serve it, what it would find there, what that costs, who wins.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
@@ -70,7 +71,8 @@ impl<'a> View<'a> {
             Policy::Random => ((random % self.slots.len() as u64) as usize, None),
             Policy::Kv => {
                 self.add_popular(planner, table.traffic);
-                self.cheapest(planner, table.decode_seconds(), random)
+                self.add_moves(table.traffic.era());
+                self.cheapest(planner, table, random)
             }
         };
         let chosen = &self.candidates[pick];
@@ -99,27 +101,23 @@ impl<'a> View<'a> {
         let price = &planner.settings.price;
         for candidate in &mut self.candidates {
             let terms = &mut candidate.terms;
-            terms.recent = price.recent_tokens(self.ask.prompt_tokens, terms.recent, least_recent);
+            terms.recent = price.recent_tokens(terms.uncached, terms.recent, least_recent);
         }
     }
 
     /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out only for those
     /// that could still win without it.
-    fn cheapest(&mut self, planner: &Planner, decode_seconds: f64, random: u64) -> (usize, Option<usize>) {
+    fn cheapest(&mut self, planner: &Planner, table: &Table, random: u64) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
         let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
         let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
         let crowding = price.crowding(shortest);
-        planner.ghosts.decided(crowding > 0.0);
-        if crowding > 0.0 {
-            self.add_ghosts(planner);
-        }
         for candidate in &mut self.candidates {
             candidate.terms.seconds = price.seconds(&candidate.terms, crowding);
         }
         let all = 0..self.candidates.len();
         let mut best = all.clone().min_by(|&a, &b| self.compare(a, b, random)).unwrap_or(0);
-        self.look_into(best, price, crowding, decode_seconds);
+        self.look_into(best, price, crowding, table);
         let first = best;
         let mut left = MAX_DISPLACEMENTS;
         // Where more could win than are looked at, chance says who is: else low slots would be favoured.
@@ -132,7 +130,7 @@ impl<'a> View<'a> {
             if left == 0 {
                 break;
             }
-            self.look_into(at, price, crowding, decode_seconds);
+            self.look_into(at, price, crowding, table);
             if self.compare(at, best, random).is_lt() {
                 best = at;
             }
@@ -174,16 +172,47 @@ impl<'a> View<'a> {
         }
     }
 
+    /// A prefix that lives on slow workers alone moves to a faster one, if nothing that is shared has to go for it there, once the
+    /// seconds that as many requests as used it of late would save are worth the prefill: this request does not bear its cost.
+    fn add_moves(&mut self, era: u16) {
+        let depth = self.depths.iter().copied().max().unwrap_or(0);
+        if depth == self.common {
+            return;
+        }
+        let speed = |at: &usize| self.candidates[*at].terms.speed;
+        let holders = (0..self.slots.len()).filter(|&at| self.depths[at] == depth);
+        let Some(home) = holders.max_by(|a, b| speed(a).total_cmp(&speed(b))) else { return };
+        let Terms { uncached: rest, speed: slow, .. } = self.candidates[home].terms;
+        let last = self.ask.chain.hashes[depth - 1];
+        let uses =
+            LazyCell::new(|| self.slots[home].cache.lock().as_ref().map_or(0, |cache| cache.uses(last, era)));
+        for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
+            let terms = &mut candidate.terms;
+            let extra = terms.uncached - terms.popular - rest;
+            if terms.speed <= slow || extra <= 0.0 {
+                continue;
+            }
+            let saved = f64::from(*uses) * rest * (1.0 / slow - 1.0 / terms.speed);
+            let need = (terms.uncached + self.ask.output_tokens) as u64;
+            let spared =
+                || slot.cache.lock().as_ref().is_some_and(|cache| cache.pushed_by(need, era).shared == 0);
+            if saved >= extra / terms.speed && spared() {
+                terms.popular += extra;
+            }
+        }
+    }
+
     /// Adds what only the worker's cache tells: what the request would push out, and how long it would wait for memory.
-    fn look_into(&mut self, at: usize, price: &PriceSettings, crowding: f64, decode_seconds: f64) {
+    fn look_into(&mut self, at: usize, price: &PriceSettings, crowding: f64, table: &Table) {
         let terms = &mut self.candidates[at].terms;
         let need = (terms.uncached + self.ask.output_tokens) as u64;
         let guard = self.slots[at].cache.lock();
         if let Some(cache) = guard.as_ref() {
-            terms.pushed = cache.pushed_by(need) as f64;
+            let pushed = cache.pushed_by(need, table.traffic.era());
+            (terms.pushed, terms.pushed_once) = (pushed.shared as f64, pushed.once as f64);
             let whole = (self.ask.prompt_tokens + self.ask.output_tokens) as u64;
             // Running requests end evenly over the time that one takes.
-            terms.memory = cache.shortage(&self.ask.chain.hashes, whole) * decode_seconds;
+            terms.memory = cache.shortage(&self.ask.chain.hashes, whole) * table.decode_seconds();
         }
         terms.seconds = price.seconds(terms, crowding);
     }
@@ -201,26 +230,13 @@ impl<'a> View<'a> {
         mix(self.slots[at].spec.key ^ prefix.map_or(random, |hash| hash.0))
     }
 
-    fn add_ghosts(&mut self, planner: &Planner) {
-        let mut by_slot = vec![u32::MAX; self.fleet.len()];
-        for (at, slot) in self.slots.iter().enumerate() {
-            by_slot[slot.id.index()] = at as u32;
-        }
-        planner.ghosts.visit(&self.ask.chain.hashes, |place, worker| {
-            let at = by_slot.get(worker.index()).copied().unwrap_or(u32::MAX) as usize;
-            if self.depths.get(at).is_some_and(|&depth| place >= depth) {
-                self.candidates[at].terms.ghost += self.ask.block_tokens;
-            }
-        });
-    }
-
     fn reason(&self, policy: Policy, pick: usize) -> Reason {
         let most = self.depths.iter().copied().max().unwrap_or(0);
         match policy {
             Policy::Random => Reason::Random,
             Policy::Kv if self.slots.len() == 1 => Reason::Only,
             Policy::Kv if self.ask.chain.hashes.is_empty() => Reason::Load,
-            Policy::Kv if self.common == most => Reason::Cold,
+            Policy::Kv if most == 0 => Reason::Cold,
             Policy::Kv if self.depths[pick] == most => Reason::Warm,
             Policy::Kv => Reason::Spill,
         }

@@ -13,7 +13,8 @@ fn slow_depths(held: &BTreeMap<u32, BTreeSet<u64>>, chain: &[BlockHash]) -> BTre
 }
 
 fn chain(stem: u64, len: usize) -> Vec<BlockHash> {
-    (0..len as u64).map(|at| BlockHash(stem * 1_000 + at)).collect()
+    // Spread over all bits as real hashes are, and so over the map's shards.
+    (0..len as u64).map(|at| BlockHash((stem * 1_000 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
 }
 
 proptest! {
@@ -29,14 +30,14 @@ proptest! {
         for (worker, stem, depth) in steps {
             let now = depths.entry((worker, stem)).or_default();
             let set = held.entry(worker).or_default();
-            for hash in chain(stem, 70).into_iter().skip(*now).take(depth.saturating_sub(*now)) {
-                index.add(hash, WorkerId(worker));
-                set.insert(hash.0);
-            }
-            for hash in chain(stem, *now).into_iter().skip(depth) {
-                index.remove(hash, WorkerId(worker));
+            let chain = chain(stem, 70);
+            let (grown, shrunk) = (chain.get(*now..depth), chain.get(depth..*now));
+            index.add(grown.unwrap_or_default(), WorkerId(worker));
+            set.extend(grown.unwrap_or_default().iter().map(|hash| hash.0));
+            index.remove(shrunk.unwrap_or_default(), WorkerId(worker));
+            shrunk.unwrap_or_default().iter().for_each(|hash| {
                 set.remove(&hash.0);
-            }
+            });
             *now = depth;
         }
         for (stem, len) in lookups {
@@ -55,23 +56,53 @@ fn adding_twice_and_removing_what_is_not_there_change_nothing() {
     let index = Index::default();
     let [a, b] = [WorkerId(3), WorkerId(700)];
     let hash = BlockHash(9);
-    index.remove(hash, a);
-    index.add(hash, a);
-    index.add(hash, a);
-    index.remove(hash, b);
+    index.remove(&[hash], a);
+    index.add(&[hash], a);
+    index.add(&[hash], a);
+    index.remove(&[hash], b);
     assert_eq!(index.depths(&[hash]), [(a, 1)]);
-    index.add(hash, b);
-    index.add(hash, b);
-    index.remove(hash, a);
-    index.remove(hash, a);
+    index.add(&[hash], b);
+    index.add(&[hash], b);
+    index.remove(&[hash], a);
+    index.remove(&[hash], a);
     assert_eq!(index.depths(&[hash]), [(b, 1)]);
-    index.remove(hash, b);
+    index.remove(&[hash], b);
     assert!(index.is_empty());
 }
 
 #[test]
 fn an_empty_chain_matches_nothing() {
     let index = Index::default();
-    index.add(BlockHash(1), WorkerId(0));
+    index.add(&[BlockHash(1)], WorkerId(0));
     assert!(index.depths(&[]).is_empty());
+}
+
+/// As a look-up may see it while others change the index, or if two prefixes have one hash.
+#[test]
+fn more_holders_further_on_hold_up_nothing() {
+    let index = Index::default();
+    let [a, b] = [WorkerId(0), WorkerId(1)];
+    let [first, second, third] = [1, 2, 3].map(BlockHash);
+    index.add(&[first, second, third], a);
+    index.add(&[second, third], b);
+    assert_eq!(index.depths(&[first, second]), [(a, 2)]);
+    assert_eq!(index.depths(&[first, second, third]), [(a, 3)]);
+    index.remove(&[second], a);
+    assert_eq!(index.depths(&[first, second, third])[0].0, a);
+}
+
+proptest! {
+    #[test]
+    fn a_lookup_ends_whoever_holds_what(
+        held in proptest::collection::vec((0..4u32, 0..40u64), 0..120),
+        len in 0..40usize,
+    ) {
+        let index = Index::default();
+        held.iter().for_each(|&(worker, hash)| index.add(&[BlockHash(hash)], WorkerId(worker)));
+        let chain: Vec<BlockHash> = (0..len as u64).map(BlockHash).collect();
+        for (worker, depth) in index.depths(&chain) {
+            prop_assert!((1..=len).contains(&depth));
+            prop_assert!(held.contains(&(worker.0, 0)));
+        }
+    }
 }

@@ -84,6 +84,53 @@ fn a_hot_prefix_spills_to_one_more_worker_and_stays_there() {
     drop(busy);
 }
 
+/// As [`serve`], with a worker that prefills `speed` tokens a second.
+fn serve_at(speed: f64, planner: &Arc<Planner>, ask: &Ask, ids: &[WorkerId], at: f64) -> Decision {
+    let (decision, mut booking) = plan(planner, ask, ids, at);
+    let first_token = Time(at + (ask.prompt_tokens - decision.predicted_cached_tokens) / speed);
+    booking.commit(Time(at));
+    booking.first_token(first_token);
+    booking.finish(Finished::default(), first_token + 0.1);
+    decision
+}
+
+#[test]
+fn a_prefix_moves_from_a_slow_worker_once_that_pays() {
+    let (planner, ids) = fleet(3, 1_000_000);
+    let (slow, fast, other) = (ids[0], ids[1], ids[2]);
+    planner.set_prefill_speed(slow, Some(4_000.0));
+    for serial in 0..4 {
+        // So that the prefix is no hot one.
+        (0..9)
+            .for_each(|at| drop(serve(&planner, &ask(100 + at, 30, 4, 1_000 + at), &[other], serial as f64)));
+        serve_at(4_000.0, &planner, &ask(1, 30, 4, serial), &[slow], serial as f64);
+    }
+    // Four requests that save 0.04 s each are not worth 0.19 s of prefill, five are.
+    let ids = [slow, fast];
+    let decision = serve_at(4_000.0, &planner, &ask(1, 30, 4, 5), &ids, 5.0);
+    assert_eq!((decision.worker, decision.reason), (slow, Reason::Warm));
+    let decision = serve_at(10_000.0, &planner, &ask(1, 30, 4, 6), &ids, 6.0);
+    assert_eq!((decision.worker, decision.reason), (fast, Reason::Spill));
+    let decision = serve_at(10_000.0, &planner, &ask(1, 30, 4, 7), &ids, 7.0);
+    assert_eq!((decision.worker, decision.reason), (fast, Reason::Warm));
+}
+
+#[test]
+fn nothing_shared_makes_room_for_a_move() {
+    // Room for one prefix, which the fast worker has and uses.
+    let (planner, ids) = fleet(2, 2_600);
+    let (slow, fast) = (ids[0], ids[1]);
+    planner.set_prefill_speed(slow, Some(4_000.0));
+    for serial in 0..4 {
+        serve_at(10_000.0, &planner, &ask(2, 30, 4, 100 + serial), &[fast], serial as f64);
+        serve_at(4_000.0, &planner, &ask(1, 30, 4, serial), &[slow], serial as f64);
+    }
+    for serial in 4..20 {
+        let decision = serve_at(4_000.0, &planner, &ask(1, 30, 4, serial), &ids, serial as f64);
+        assert_eq!((decision.worker, decision.reason), (slow, Reason::Warm));
+    }
+}
+
 /// One after another, so that no queue ever tells anybody to go elsewhere.
 #[test]
 fn a_system_prompt_shared_by_all_pins_nobody() {
@@ -140,7 +187,7 @@ fn few_hot_prefixes_spread_at_the_cost_of_few_misses() {
                 let _ = running.pop_front().map(|oldest| oldest.finish(Finished::default(), now + 0.09));
             }
         }
-        assert!(misses <= 6, "seed {seed}: {misses} misses, of which two are the first meetings");
+        assert!(misses <= 7, "seed {seed}: {misses} misses, of which two are the first meetings");
         assert!(used.iter().filter(|used| **used).count() >= 3, "seed {seed}: {used:?}");
     }
 }
