@@ -67,7 +67,11 @@ impl Activity {
         }
         let since = *last.quiet_since.get_or_insert(now);
         match stalled_after {
-            Some(limit) if waiting >= FEW && now - since >= limit => Found::Stall,
+            Some(limit) if waiting >= FEW && now - since >= limit => {
+                // Told once: those requests must not count again when the worker is tried later.
+                *last = Last { progress, begun, quiet_since: None };
+                Found::Stall
+            }
             _ => Found::Nothing,
         }
     }
@@ -91,6 +95,19 @@ mod tests {
         activity.progress();
         assert_eq!(tick(502.0), Found::Progress);
         assert_eq!(tick(600.0), Found::Nothing, "what was begun before the last sign of life does not count");
+    }
+
+    #[test]
+    fn a_stall_is_told_once_and_again_only_for_new_requests() {
+        let activity = Activity::default();
+        let tick = |second: f64| activity.tick(Time(second), Some(30.0));
+        (0..3).for_each(|_| activity.begin());
+        assert_eq!(
+            [tick(0.0), tick(30.0), tick(30.1), tick(900.0)],
+            [Found::Nothing, Found::Stall, Found::Nothing, Found::Nothing]
+        );
+        (0..3).for_each(|_| activity.begin());
+        assert_eq!([tick(901.0), tick(931.0)], [Found::Nothing, Found::Stall]);
     }
 
     #[test]
