@@ -17,14 +17,15 @@ import subprocess
 import sys
 import threading
 
-SO_TIMESTAMPNS, ETH_P_IP, PACKET_OUTGOING = 35, 0x0800, 4
+SO_RCVBUFFORCE, SO_TIMESTAMPNS, ETH_P_IP, PACKET_OUTGOING = 33, 35, 0x0800, 4
+SOL_PACKET, PACKET_STATISTICS = 263, 6
 SYN, ACK = 2, 16
 
 
 def capture(port, stop, packets):
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IP))
     tap.bind(("lo", ETH_P_IP))
-    tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
     tap.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     tap.settimeout(0.2)
     while not stop.is_set():
@@ -42,19 +43,26 @@ def capture(port, stop, packets):
         seconds, nanoseconds = struct.unpack("qq", told[0][2])
         packets.append((seconds * 1e3 + nanoseconds / 1e6, source, to, frame[tcp + 13],
                         frame[tcp + (frame[tcp + 12] >> 4) * 4:]))
+    _, dropped = struct.unpack("II", tap.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))
+    if dropped:
+        sys.exit(f"{dropped} packets were lost in the capture: connections cannot be told apart; try a quieter machine")
 
 
 def first_outputs(packets, port):
-    """Of each connection in the order of their SYNs: when that was, and the packet with the first output."""
-    began, output = {}, {}
+    """Of each connection with an output, in the order of their SYNs: when that was, and the packet with the first output."""
+    connections, current = [], {}
     for at, source, to, flags, payload in packets:
         if to == port and flags & (SYN | ACK) == SYN:
-            began.setdefault(source, at)
-        elif source == port and to in began and to not in output:
+            # A port comes again once its last connection is over; a second SYN before any output is the first one repeated.
+            if source not in current or current[source][1] is not None:
+                current[source] = [at, None]
+                connections.append(current[source])
+        elif source == port and to in current and current[to][1] is None:
             # The chunk with the bare role has empty content.
             if b'"content":"' in payload.replace(b'"content":""', b""):
-                output[to] = at
-    return [(at, output.get(client)) for client, at in sorted(began.items(), key=lambda one: one[1])]
+                current[to][1] = at
+    # Questions about models, tokens and the like have no output.
+    return [connection for connection in connections if connection[1] is not None]
 
 
 def main():
@@ -78,10 +86,9 @@ def main():
         engine.terminate()
         engine.wait()
     samples = json.loads(out.stdout)["points"][0]["runs"][0]["samples"]
-    # Questions and probes come first, each on a connection of its own; requests are started in the order of their places.
+    # Probes come first, each on a connection of its own; requests are started in the order of their places.
     seen = first_outputs(packets, port)[-len(samples):]
-    differences = sorted(sample[1] - (output - began)
-                         for sample, (began, output) in zip(samples, seen) if output is not None)
+    differences = sorted(sample[1] - (output - began) for sample, (began, output) in zip(samples, seen))
     share = lambda values, part: values[min(len(values) - 1, int(part * len(values)))]
     wrong = sorted(abs(one) for one in differences)
     ttft = sorted(sample[1] for sample in samples)

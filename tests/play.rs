@@ -53,34 +53,16 @@ async fn play(url: &str, more: &[&str]) -> Result<Value, String> {
     bench(&[&["play", "--target", url, "--metrics", url], more].concat()).await
 }
 
-/// The share of cached tokens in virtual time, on the same rows of the same trace.
-fn simulated(workload: &str, rows: &str) -> f64 {
+/// The share of cached tokens in virtual time, on the same rows of the same file.
+fn simulated(file: &str, rows: &str) -> f64 {
     #[derive(Parser)]
     struct Command {
         #[command(flatten)]
         args: simulate::args::Args,
     }
-    let traces = here("tests/fixtures/traces");
-    let args = [
-        "simulate",
-        "--workload",
-        workload,
-        "--rows",
-        rows,
-        "--policy",
-        "kv",
-        "--workers",
-        "4",
-        "--seeds",
-        "1",
-        "--timing",
-        "chunked",
-        "--load",
-        "0.8",
-        "--json",
-        "--traces",
-    ];
-    let args = Command::try_parse_from([&args[..], &[traces.to_str().unwrap()]].concat()).unwrap();
+    let fleet = ["--policy", "kv", "--workers", "4", "--seeds", "1", "--timing", "chunked", "--load", "0.8"];
+    let rows = ["simulate", "--trace", file, "--rows", rows, "--json"];
+    let args = Command::try_parse_from([&rows[..], &fleet].concat()).unwrap();
     let mut out = Vec::new();
     simulate::run(&args.args, &mut out).unwrap();
     let report: Value = serde_json::from_slice(&out).unwrap();
@@ -98,10 +80,8 @@ async fn a_trace_hits_as_often_over_http_as_in_virtual_time() {
     }
     let router = TestRouter::start(config).await;
     let (target, admin) = (router.clients.to_string(), format!("http://{}", router.admin));
-    for (trace, name) in
-        [("mooncake_conversation_h1", "conversation"), ("mooncake_synthetic_h1", "synthetic")]
-    {
-        let (rows, file, speed) = ("60", fixture(trace), (4.0 * 35_000.0 * scale).to_string());
+    for name in ["mooncake_conversation_h1", "mooncake_synthetic_h1"] {
+        let (rows, file, speed) = ("60", fixture(name), (4.0 * 35_000.0 * scale).to_string());
         let mut args = vec!["play", "--target", &target, "--admin", &admin, "--trace", &file, "--rows", rows];
         args.extend(["--load", "0.8", "--prefill-speed", &speed]);
         urls.iter().for_each(|url| args.extend(["--metrics", url]));
@@ -115,7 +95,7 @@ async fn a_trace_hits_as_often_over_http_as_in_virtual_time() {
             assert!(point["late_ms"]["p50"].as_f64().is_some());
         }
         // So few requests at random are a matter of luck; by prefix they are not.
-        let (over_http, virtually) = (share(&points[1]), simulated(name, rows));
+        let (over_http, virtually) = (share(&points[1]), simulated(&file, rows));
         assert!(
             (over_http - virtually).abs() < 0.02,
             "{name}: {over_http} over HTTP, {virtually} in virtual time"

@@ -32,9 +32,10 @@ use crate::experiment::sizing::{Sizes, Wanted};
 use crate::experiment::subject::{Subject, Wish};
 use crate::experiment::target::Target;
 
-/// Requests in flight in all runs that go side by side. More would make the machine the bottleneck of the times measured: eight
-/// of them move about 700 tokens a second from a worker through the proxy to the client.
+/// Requests in flight in all runs that go side by side, and such runs. More would make the machine the bottleneck of the times
+/// measured: eight requests in flight move about 700 tokens a second from a worker through the proxy to the client.
 const IN_FLIGHT: usize = 96;
+const SIDE_BY_SIDE: usize = 12;
 /// The modes compared, in the order of the table.
 const MODES: [Mode; 2] = [Mode::Random, Mode::Kv];
 
@@ -150,7 +151,7 @@ async fn measure(args: &DemoArgs, start_proxy: StartProxy) -> Result<Report> {
         .flat_map(|(prefixes, number)| MODES.map(|mode| Run { prefixes, mode, number }))
         .collect();
     let progress = Progress::new(runs.iter().map(|run| settings(args, run, sizes).units()).sum());
-    let turns = Arc::new(Semaphore::new((IN_FLIGHT / args.concurrency).max(1)));
+    let turns = Arc::new(Semaphore::new((IN_FLIGHT / args.concurrency).clamp(1, SIDE_BY_SIDE)));
     let mut going = JoinSet::new();
     for run in runs {
         let (turns, progress) = (Arc::clone(&turns), progress.clone());

@@ -101,7 +101,9 @@ pub async fn run(args: &PlayArgs, out: &mut (dyn Write + Send)) -> Result<()> {
         writeln!(out)?;
         return Ok(());
     }
-    for (word, value) in report.facts() {
+    let page = report.page();
+    writeln!(out, "{}", page.title)?;
+    for (word, value) in &page.facts {
         writeln!(out, "{word}: {value}")?;
     }
     writeln!(out, "{}", report::points_table(&report.points))?;

@@ -107,7 +107,7 @@ impl Progress {
                 let (share, left, what) = (state.share(), words(state.left(now)), state.what.clone());
                 drop(state);
                 // Nobody may read it: that is no reason to stop measuring.
-                let _ = writeln!(io::stderr(), "{share} %, {left}  {what}");
+                let _ = writeln!(io::stderr(), "{}", format!("{share} %, {left}  {what}").trim_end());
             }
         } else if since >= Duration::from_millis(250) {
             state.told = now;

@@ -181,7 +181,7 @@ fn of_each(all: &All<'_>) -> Vec<BarChart> {
         title: "Time to first token".to_owned(),
         x_label: "of hits, of misses, of all",
         y_label: "ms",
-        groups: groups(&["hits p50", "hits p90", "misses p50", "misses p90", "all p50", "all p99"]),
+        groups: groups(&["hit p50", "hit p90", "miss p50", "miss p90", "all p50", "all p99"]),
         series: series(|point| {
             let (hits, misses, of_all) =
                 (point.median.ttft_hit_ms, point.median.ttft_miss_ms, point.median.ttft_ms);

@@ -157,8 +157,10 @@ const fn column_if(title: &'static str, says: fn(&Point) -> bool, cell: fn(&Poin
     Column { title, cell, says }
 }
 
+const WORKLOAD: &str = "workload";
+
 const COLUMNS: [Column; 19] = [
-    column_if("workload", is_played, |point| {
+    column_if(WORKLOAD, is_played, |point| {
         point.played.as_ref().map_or_else(String::new, |played| played.workload.clone())
     }),
     column("mode", |point| point.mode.clone()),
@@ -211,7 +213,12 @@ fn p50_p90(times: Option<Percentiles>) -> String {
 
 /// The columns that say something of `points`: their titles, and a row a point.
 fn sheet(points: &[Point]) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| points.iter().any(column.says)).collect();
+    // A workload that all rows have is in the heading.
+    let differ = points.windows(2).any(|pair| pair[0].played != pair[1].played);
+    let columns: Vec<&Column> = COLUMNS
+        .iter()
+        .filter(|column| points.iter().any(column.says) && (differ || column.title != WORKLOAD))
+        .collect();
     let row = |point: &Point| columns.iter().map(|column| (column.cell)(point)).collect();
     (columns.iter().map(|column| column.title).collect(), points.iter().map(row).collect())
 }
@@ -289,6 +296,21 @@ pub(crate) mod tests {
         assert_eq!(point.worst_share_of_mean(), Some(1.5));
         assert_eq!(notes(&[point])[1], "random, 24 prefixes, run 2: odd");
         assert!(Point::of("random", None, 2, 8, Vec::new(), true).is_none());
+    }
+
+    #[test]
+    fn a_column_is_there_if_it_says_something() {
+        let point = |workload: &str| Point {
+            played: Some(Played { workload: workload.into(), ceiling: 0.5 }),
+            ..Point::of("kv", None, 0, 0, vec![figures(0.5, 10.0, [1, 1])], false).unwrap()
+        };
+        let has = |points: &[Point], title: &str| sheet(points).0.contains(&title);
+        let service = [Point::of("kv", None, 2, 8, vec![figures(0.5, 10.0, [1, 1])], false).unwrap()];
+        assert!(has(&service, "prefixes") && has(&service, "conc.") && !has(&service, "ceiling %"));
+        let (same, others) = ([point("a"), point("a")], [point("a"), point("b")]);
+        assert!(has(&same, "ceiling %") && !has(&same, "conc.") && !has(&same, WORKLOAD));
+        assert!(has(&others, WORKLOAD));
+        assert!(sheet(&others).1.iter().all(|row| row.len() == sheet(&others).0.len()));
     }
 
     #[test]

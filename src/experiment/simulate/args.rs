@@ -22,6 +22,9 @@ pub struct Args {
     /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
     #[arg(long)]
     pub workload: Vec<Kind>,
+    /// A file of requests, as `bench import` checks; its times are stretched to the load
+    #[arg(long, value_name = "FILE", conflicts_with = "suite")]
+    pub trace: Option<PathBuf>,
     /// random, kv, round-robin, least-load, least-requests, `rendezvous[:BLOCKS[:BOUND]]`, fixed, `oracle[:WEIGHT]`; with a
     /// suite, only those of its policies
     #[arg(long, value_delimiter = ',')]
@@ -87,19 +90,19 @@ impl Args {
             }
             return Ok(jobs);
         }
-        if self.workload.is_empty() {
+        if self.workload.is_empty() && self.trace.is_none() {
             let suites: Vec<String> =
                 SuiteName::value_variants().iter().map(|suite| suite.to_string()).collect();
-            bail!("name a --workload or a --suite; suites: {}", suites.join(", "));
+            bail!("name a --workload, a --trace or a --suite; suites: {}", suites.join(", "));
         }
         self.check()?;
         let mut jobs = Vec::new();
-        for kind in &self.workload {
+        for kind in self.workload.iter().map(Some).chain(self.trace.iter().map(|_| None)) {
             for &workers in &self.workers {
-                let fleet = self.fleet(*kind, workers)?;
-                for recipe in self.recipes(*kind) {
+                let fleet = self.fleet(kind, workers)?;
+                for recipe in kind.map_or_else(|| self.recipes_of_file(), |kind| self.recipes(*kind)) {
                     for seed in 1..=self.seeds {
-                        let contestants = self.contestants(*kind);
+                        let contestants = self.contestants(kind);
                         jobs.push(Job { recipe: recipe.clone(), fleet: fleet.clone(), seed, contestants });
                     }
                 }
@@ -118,11 +121,12 @@ impl Args {
         Ok(())
     }
 
-    fn fleet(&self, kind: Kind, workers: usize) -> anyhow::Result<FleetSpec> {
+    /// `kind` is `None` for a file.
+    fn fleet(&self, kind: Option<&Kind>, workers: usize) -> anyhow::Result<FleetSpec> {
         let usual = match kind {
-            Kind::Service => SERVICE_CAPACITY,
-            Kind::Hot | Kind::Chats | Kind::Groups { .. } => 4 * SERVICE_CAPACITY,
-            Kind::Trace(_) => TRACE_CAPACITY,
+            Some(Kind::Service) => SERVICE_CAPACITY,
+            Some(Kind::Hot | Kind::Chats | Kind::Groups { .. }) => 4 * SERVICE_CAPACITY,
+            Some(Kind::Trace(_)) | None => TRACE_CAPACITY,
         };
         let mut changes: Vec<Change> = self.join.iter().map(|&at| Change::Join { at }).collect();
         for text in &self.restart {
@@ -174,13 +178,17 @@ impl Args {
         }
     }
 
+    fn recipes_of_file(&self) -> Vec<Recipe> {
+        self.each(&[()], &self.load, |(), load| Recipe::File { load, spread: self.spread })
+    }
+
     fn each<A: Copy, B: Copy>(&self, a: &[A], b: &[B], recipe: impl Fn(A, B) -> Recipe) -> Vec<Recipe> {
         a.iter().flat_map(|&a| b.iter().map(move |&b| (a, b))).map(|(a, b)| recipe(a, b)).collect()
     }
 
-    fn contestants(&self, kind: Kind) -> Vec<Contestant> {
+    fn contestants(&self, kind: Option<&Kind>) -> Vec<Contestant> {
         let usual = ["random", "least-load", "rendezvous", "oracle:1", "oracle:0.5", "kv"];
-        let fixed = matches!(kind, Kind::Service).then_some(PolicyName::Fixed);
+        let fixed = matches!(kind, Some(Kind::Service)).then_some(PolicyName::Fixed);
         let policies = match self.policy.is_empty() {
             true => usual.iter().filter_map(|name| name.parse().ok()).chain(fixed).collect(),
             false => self.policy.clone(),

@@ -36,6 +36,11 @@ pub enum Recipe {
         load: f64,
         requests: usize,
     },
+    /// The file that the library has.
+    File {
+        load: f64,
+        spread: bool,
+    },
     /// `spread`: arrivals on a recorded 3-second grid are spread over it.
     Trace {
         name: TraceName,
@@ -60,6 +65,7 @@ impl fmt::Display for Recipe {
             }
             Recipe::Chats { chats, .. } => write!(f, "{chats}"),
             Recipe::Tenants { model, .. } => write!(f, "tenants {model}"),
+            Recipe::File { .. } => write!(f, "file"),
             Recipe::Trace { name, spread, .. } => {
                 write!(f, "{}", name.as_str())?;
                 if *spread { write!(f, " spread") } else { Ok(()) }
@@ -116,6 +122,8 @@ pub struct Row {
 #[derive(Debug, Default)]
 pub struct Library {
     traces: HashMap<TraceName, Trace>,
+    /// What [`Recipe::File`] replays.
+    pub file: Option<Trace>,
     /// Request rates of the clients of each production model.
     rates: HashMap<String, Vec<f64>>,
 }
@@ -157,6 +165,10 @@ impl Job {
                 let (load, requests) = (*load, *requests);
                 let hot = Hot { shape: Shape::SERVICE, prefixes, popularity, load, requests };
                 Ok(hot.make(capacity, self.seed))
+            }
+            Recipe::File { load, spread } => {
+                let trace = library.file.as_ref().context("the file was not loaded")?;
+                Ok(trace.replay(self.fleet.workers, capacity, *load, *spread, self.seed))
             }
             Recipe::Trace { name, load, spread } => {
                 let trace = library.traces.get(name).context("the trace was not loaded")?;

@@ -25,13 +25,18 @@ use anyhow::{Context, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::experiment::workload::replay::TraceDir;
+use crate::experiment::workload::schema::{self, Reading};
 use args::Args;
 use job::{Job, Library, Recipe};
 
 /// Runs what `args` ask for and writes the report to `out`. Progress goes to standard error if that is a terminal.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let jobs = args.jobs()?;
-    let library = library(&jobs, args.traces.clone(), args.rows)?;
+    let mut library = library(&jobs, args.traces.clone(), args.rows)?;
+    if let Some(path) = &args.trace {
+        let reading = Reading { rows: args.rows, joined_sessions: true, ..Reading::default() };
+        library.file = Some(schema::load(path, &reading)?);
+    }
     let runs: usize = jobs.iter().map(|job| job.contestants.len()).sum();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}")?;
     let bar = ProgressBar::new(runs as u64).with_style(style);
