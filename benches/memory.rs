@@ -22,7 +22,7 @@ fn mix(value: u64) -> u64 {
 fn prompt(serial: u64, blocks: u64) -> Ask {
     let hashes: Arc<[BlockHash]> = (0..blocks).map(|at| BlockHash(mix((serial << 20) | at))).collect();
     Ask {
-        chain: Chain { hashes, bytes: blocks * 256 },
+        chain: Chain::even(hashes, blocks * 256),
         block_tokens: 64.0,
         prompt_tokens: blocks as f64 * 64.0,
         output_tokens: 64.0,

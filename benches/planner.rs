@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use warmroute::core::blocks::Chain;
+use warmroute::core::blocks::{Chain, Widths};
 use warmroute::core::booking::Finished;
 use warmroute::core::ids::{BlockHash, Time, WorkerId};
 use warmroute::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
 
-const BLOCK_TOKENS: u64 = 64;
+const UNIT_TOKENS: u64 = 64;
 const SPEED: f64 = 10_000.0;
 
 fn mix(value: u64) -> u64 {
@@ -19,16 +19,22 @@ fn mix(value: u64) -> u64 {
     (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (value >> 32)
 }
 
+/// Blocks of a prompt.
+fn blocks_of(tokens: u64) -> u64 {
+    (0..).take_while(|&depth| Widths::GROWING.within(depth + 1) as u64 * UNIT_TOKENS <= tokens).count() as u64
+}
+
 /// A prompt whose first nine tenths belong to `prefix` and whose rest is `serial`'s own.
-fn ask(prefix: u64, serial: u64, blocks: u64) -> Ask {
+fn ask(prefix: u64, serial: u64, tokens: u64) -> Ask {
+    let blocks = blocks_of(tokens);
     let shared = blocks * 9 / 10;
     let hash =
         |at: u64| if at < shared { mix((prefix << 20) | at) } else { mix((1 << 63) | (serial << 12) | at) };
     let hashes: Arc<[BlockHash]> = (0..blocks).map(|at| BlockHash(hash(at))).collect();
     Ask {
-        chain: Chain { hashes, bytes: blocks * 256 },
-        block_tokens: BLOCK_TOKENS as f64,
-        prompt_tokens: (blocks * BLOCK_TOKENS) as f64,
+        chain: Chain { hashes, widths: Widths::GROWING, bytes: tokens * 4 },
+        block_tokens: UNIT_TOKENS as f64,
+        prompt_tokens: tokens as f64,
         output_tokens: 64.0,
         streams: true,
     }
@@ -47,18 +53,19 @@ fn serve(planner: &Arc<Planner>, fleet: &[WorkerId], ask: &Ask, serial: u64) {
 }
 
 /// A fleet whose caches are full, together holding `held` blocks, so that every insert evicts.
-fn warm_fleet(workers: u64, held: u64, blocks: u64) -> (Arc<Planner>, Vec<WorkerId>, u64) {
+fn warm_fleet(workers: u64, held: u64, tokens: u64) -> (Arc<Planner>, Vec<WorkerId>, u64) {
+    let blocks = blocks_of(tokens);
     let planner = Planner::new(Settings { max_blocks: 4_000_000, ..Settings::default() });
     let spec = |key| WorkerSpec {
         key,
-        capacity_tokens: Some(held / workers * BLOCK_TOKENS),
+        capacity_tokens: Some(held / workers * tokens / blocks),
         engine_block_tokens: 16,
         prefill_speed: Some(SPEED),
     };
     let fleet: Vec<WorkerId> = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
     let prefixes = held / blocks * 3 / 4;
     for serial in 0..prefixes * 3 {
-        serve(&planner, &fleet, &ask(serial % prefixes, serial, blocks), serial);
+        serve(&planner, &fleet, &ask(serial % prefixes, serial, tokens), serial);
     }
     (planner, fleet, prefixes)
 }
@@ -69,8 +76,7 @@ fn decisions(c: &mut Criterion) {
     group.sample_size(20);
     for (workers, tokens) in [(4, 1_000), (64, 1_000), (4, 8_000), (64, 8_000), (1_024, 8_000), (64, 128_000)]
     {
-        let blocks = tokens / BLOCK_TOKENS;
-        let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, blocks);
+        let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, tokens);
         let mut serial = 1 << 30;
         for warm in [true, false] {
             let state = if warm { "warm" } else { "cold" };
@@ -80,7 +86,7 @@ fn decisions(c: &mut Criterion) {
                     || {
                         serial += 1;
                         let prefix = if warm { mix(serial) % prefixes } else { serial };
-                        (ask(prefix, serial, blocks), serial)
+                        (ask(prefix, serial, tokens), serial)
                     },
                     |(ask, serial)| serve(&planner, &fleet, &ask, serial),
                     criterion::BatchSize::SmallInput,
@@ -93,7 +99,7 @@ fn decisions(c: &mut Criterion) {
 
 fn threads(c: &mut Criterion) {
     const EACH: u64 = 2_000;
-    let (planner, fleet, prefixes) = warm_fleet(64, 1_000_000, 125);
+    let (planner, fleet, prefixes) = warm_fleet(64, 1_000_000, 8_000);
     let serial = AtomicU64::new(1 << 40);
     let mut group = c.benchmark_group("threads");
     group.sample_size(10);
@@ -106,7 +112,7 @@ fn threads(c: &mut Criterion) {
                         scope.spawn(|| {
                             for _ in 0..EACH {
                                 let serial = serial.fetch_add(1, Ordering::Relaxed);
-                                serve(&planner, &fleet, &ask(mix(serial) % prefixes, serial, 125), serial);
+                                serve(&planner, &fleet, &ask(mix(serial) % prefixes, serial, 8_000), serial);
                             }
                         });
                     }

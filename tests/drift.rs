@@ -118,7 +118,7 @@ impl Run {
             false => (self.random.random_range(0..WORKERS), None),
             true => {
                 let ask = Ask {
-                    chain: Chain { hashes: blocks.clone(), bytes: 0 },
+                    chain: Chain::even(blocks.clone(), 0),
                     block_tokens: f64::from(BLOCK),
                     prompt_tokens: f64::from(PROMPT),
                     output_tokens: f64::from(OUTPUT),

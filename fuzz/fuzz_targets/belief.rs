@@ -204,7 +204,7 @@ fuzz_target!(|data: &[u8]| {
                 let turns: Vec<u8> = (0..length.div_ceil(4)).map(|_| next()).collect();
                 let turns = (0..length).map(|at| turns[at / 4] >> (2 * (at % 4)) & 3);
                 let chain = path(turns, &mut parents);
-                let claim = cache.admit(&chain, BLOCK as u16, filler, 0, &mut follow);
+                let claim = cache.admit(&chain, |_| BLOCK as u16, filler, 0, &mut follow);
                 let matched = twin.admit(&chain, filler);
                 assert_eq!(claim.matched(), matched);
                 open.push(Open { worker, claim, chain, filler, started: false, current: true });

@@ -1,5 +1,5 @@
-//! From canonical prompt bytes to a chain of block hashes. A block is a fixed run of canonical bytes; its hash covers
-//! everything before it too, so equal hashes mean equal prefixes.
+//! From canonical prompt bytes to a chain of block hashes. A block is a fixed run of canonical bytes, longer further into a
+//! prompt ([`Widths`]); its hash covers everything before it too, so equal hashes mean equal prefixes.
 //!
 //! Each block is digested by keyed BLAKE3, sixteen blocks side by side, and the digests are chained by a polynomial whose
 //! multiplier is as secret as the key. Chaining by BLAKE3 as well would be serial and cost twice as much as all digests
@@ -21,17 +21,59 @@ pub const DEFAULT_BLOCK_BYTES: usize = 256;
 #[derive(Clone)]
 pub struct HashKey(pub [u8; 32]);
 
+/// How long a chain's blocks are, in units of its shortest. A long prompt's later blocks are wide: the deeper in a prompt, the
+/// smaller the share of it that one block is, and look-ups, claims and memory cost by the block.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Widths {
+    /// Blocks of one unit, before the wide ones.
+    narrow: usize,
+}
+
+impl Widths {
+    /// All blocks are equally long.
+    pub const EVEN: Widths = Widths { narrow: usize::MAX };
+    /// What [`ChainBuilder`] makes: the first 8,000 tokens or so in narrow blocks, where one wide one is 3 % of what is before it.
+    pub const GROWING: Widths = Widths { narrow: 128 };
+    const WIDE: usize = 4;
+
+    /// Units in the block at `place`.
+    pub fn at(self, place: usize) -> usize {
+        if place < self.narrow { 1 } else { Widths::WIDE }
+    }
+
+    /// Units in the first `depth` blocks.
+    pub fn within(self, depth: usize) -> usize {
+        depth + (Widths::WIDE - 1) * depth.saturating_sub(self.narrow)
+    }
+
+    /// Whether a block ends with the unit at `unit`.
+    fn ends_at(self, unit: usize) -> bool {
+        unit < self.narrow || (unit - self.narrow) % Widths::WIDE == Widths::WIDE - 1
+    }
+}
+
 /// The hashes of a prompt's full blocks, in order, and how many canonical bytes it had in all.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Chain {
     pub hashes: Arc<[BlockHash]>,
+    pub widths: Widths,
     pub bytes: u64,
 }
 
 impl Chain {
     /// The chain of a request whose prompt cannot be read: it matches nothing.
     pub fn empty() -> Chain {
-        Chain::default()
+        Chain::even(Arc::default(), 0)
+    }
+
+    /// Of blocks that are equally long.
+    pub fn even(hashes: Arc<[BlockHash]>, bytes: u64) -> Chain {
+        Chain { hashes, widths: Widths::EVEN, bytes }
+    }
+
+    /// Units in the first `depth` blocks.
+    pub fn units(&self, depth: usize) -> usize {
+        self.widths.within(depth)
     }
 }
 
@@ -46,12 +88,13 @@ pub struct ChainBuilder {
     /// Less than one batch, waiting for its rest.
     pending: Vec<u8>,
     hashes: Vec<BlockHash>,
+    units: usize,
     bytes: u64,
 }
 
 impl ChainBuilder {
-    /// `namespace` roots the chain: prompts in different namespaces share no block. `block_bytes` is at least 1; 64, 128, 256,
-    /// 512 and 1,024 are the fast ones.
+    /// `namespace` roots the chain: prompts in different namespaces share no block. `block_bytes`, the length of the narrow blocks, is
+    /// at least 1; 64, 128, 256, 512 and 1,024 are the fast ones.
     pub fn new(key: &HashKey, block_bytes: usize, namespace: &[u8]) -> ChainBuilder {
         ChainBuilder::rooted(key, block_bytes, *blake3::keyed_hash(&key.0, namespace).as_bytes())
     }
@@ -66,6 +109,7 @@ impl ChainBuilder {
             state,
             pending: Vec::with_capacity(digester.batch_bytes()),
             hashes: Vec::new(),
+            units: 0,
             bytes: 0,
             digester,
         }
@@ -94,7 +138,7 @@ impl ChainBuilder {
     /// The chain of all full blocks; a partial block at the end has no hash, as in vLLM.
     pub fn finish(mut self) -> Chain {
         self.absorb_pending();
-        Chain { hashes: self.hashes.into(), bytes: self.bytes }
+        Chain { hashes: self.hashes.into(), widths: Widths::GROWING, bytes: self.bytes }
     }
 
     fn absorb_pending(&mut self) {
@@ -108,7 +152,11 @@ impl ChainBuilder {
     fn absorb(&mut self, blocks: &[u8]) {
         for digest in self.digester.digest(blocks).iter().take(blocks.len() / self.digester.block_bytes) {
             self.state = self.state.times(self.multiplier).plus(Field::halves_of(digest).0);
-            self.hashes.push(self.state.hash());
+            // A hash covers all before it, so the last unit's stands for a wide block.
+            if Widths::GROWING.ends_at(self.units) {
+                self.hashes.push(self.state.hash());
+            }
+            self.units += 1;
         }
     }
 }
@@ -260,6 +308,9 @@ mod tests {
             state = add(multiply(state, multiplier), number(digest.as_bytes()));
             hashes.push(state as u64);
         }
+        // Of the units after the first 128, each fourth.
+        let wide = hashes.split_off(hashes.len().min(128));
+        hashes.extend(wide.iter().skip(3).step_by(4));
         hashes
     }
 
@@ -271,6 +322,18 @@ mod tests {
         for length in [0, 1, 255, 256, 257, 4095, 4096, 4097, 16_384, 19_968] {
             assert_eq!(chain(256, b"m", &bytes[..length]), whole[..length / 256]);
         }
+    }
+
+    #[test]
+    fn later_blocks_are_wide() {
+        let units: Vec<usize> = [0, 1, 128, 129, 130].map(|depth| Widths::GROWING.within(depth)).into();
+        assert_eq!(units, [0, 1, 128, 132, 136]);
+        for depth in 0..300 {
+            let (before, here) = (Widths::GROWING.within(depth), Widths::GROWING.at(depth));
+            assert_eq!(Widths::GROWING.within(depth + 1), before + here);
+            assert_eq!((0..before + here).filter(|&unit| Widths::GROWING.ends_at(unit)).count(), depth + 1);
+        }
+        assert_eq!((Widths::EVEN.within(1_000_000), Widths::EVEN.at(1_000_000)), (1_000_000, 1));
     }
 
     #[test]
@@ -287,6 +350,7 @@ mod tests {
     #[test]
     fn equal_blocks_at_different_places_differ() {
         let hashes = chain(64, b"m", &[b'x'; 64 * 1000]);
+        assert_eq!(hashes.len(), 128 + (1000 - 128) / 4);
         let distinct: std::collections::HashSet<_> = hashes.iter().collect();
         assert_eq!(distinct.len(), hashes.len());
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::core::blocks::Widths;
 use crate::core::cache::Claim;
 use crate::core::ids::{Time, WorkerId};
 use crate::core::load::{Served, Ticket};
@@ -33,7 +34,9 @@ pub struct Booking {
     /// What the worker's tally has of this request.
     asked: f64,
     expected: f64,
+    /// Of one unit of the chain's blocks.
     block_tokens: f64,
+    widths: Widths,
     /// Nothing that was sent to the worker had to wait for memory when this request was.
     roomy: bool,
     served: Option<(Served, Time)>,
@@ -52,11 +55,13 @@ impl Booking {
         now: Time,
     ) -> Booking {
         let block_tokens = ask.block_tokens.round().max(1.0) as u16;
-        let content_tokens = ask.chain.hashes.len() as u64 * u64::from(block_tokens);
+        let widths = ask.chain.widths;
+        let content_tokens = ask.chain.units(ask.chain.hashes.len()) as u64 * u64::from(block_tokens);
+        let tokens = |place| block_tokens.saturating_mul(widths.at(place) as u16);
         let guessed_tokens = (ask.prompt_tokens + ask.output_tokens).max(0.0) as u64;
         let filler = guessed_tokens.saturating_sub(content_tokens);
         let admitted = planner.with_cache(&slot, |cache, changes| {
-            let mut claim = cache.admit(&ask.chain.hashes, block_tokens, filler, era, changes);
+            let mut claim = cache.admit(&ask.chain.hashes, tokens, filler, era, changes);
             if !ask.streams {
                 // Nobody will tell when it begins.
                 cache.start(&mut claim);
@@ -76,6 +81,7 @@ impl Booking {
             asked: ask.prompt_tokens,
             expected: terms.cached,
             block_tokens: ask.block_tokens,
+            widths,
             roomy: roomy.unwrap_or(false),
             served: None,
             at: now,
@@ -143,8 +149,9 @@ impl Booking {
         if !PLAUSIBLE.contains(&scale) {
             return None;
         }
-        let block = self.block_tokens * scale;
-        let believed = (claim.matched() as f64 * block).min((prompt - 1.0).max(0.0));
+        let unit = self.block_tokens * scale;
+        let block = unit * self.widths.at(claim.matched()) as f64;
+        let believed = (self.widths.within(claim.matched()) as f64 * unit).min((prompt - 1.0).max(0.0));
         let used = claim.reused().stamp;
         let (newer, held, stamp) = self.planner.with_cache(&self.slot, |cache, _| {
             let gone = believed - confirmed > 2.0 * block;

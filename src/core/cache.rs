@@ -168,11 +168,12 @@ impl Cache {
         self.find(hash).map_or(0, |slot| self.blocks[slot as usize].uses.at(era))
     }
 
-    /// Pins the chain's blocks for a request that is sent now, taking room for those not held and for `filler` tokens.
+    /// Pins the chain's blocks for a request that is sent now, taking room for those not held and for `filler` tokens. `tokens` are
+    /// those of the block at a place.
     pub fn admit(
         &mut self,
         chain: &[BlockHash],
-        block_tokens: u16,
+        tokens: impl Fn(usize) -> u16,
         filler: u64,
         era: u16,
         witness: &mut impl Witness,
@@ -196,9 +197,10 @@ impl Cache {
                     slot
                 }
                 None => {
-                    self.make_room(u64::from(block_tokens), 1, witness);
+                    let tokens = tokens(slots.len());
+                    self.make_room(u64::from(tokens), 1, witness);
                     witness.stored(hash);
-                    self.insert(hash, block_tokens)
+                    self.insert(hash, tokens)
                 }
             };
             self.blocks[slot as usize].uses.add(era);

@@ -195,12 +195,13 @@ impl Trust {
     }
 
     /// How much it says for an emptied cache that the worker found nothing: 2 where the blocks were used so lately that they
-    /// cannot have been evicted, 1 where others were found after more use, 0 where they may have been.
+    /// cannot have been evicted, 1 where others were found after more use, or where that has begun and nothing was found since; 0
+    /// where they may have been evicted.
     fn missed(&self, sample: &Sample) -> u32 {
         match sample {
             _ if sample.confirmed > 0.0 || sample.believed <= 2.0 * sample.block => 0,
             _ if sample.newer < RECENT * self.proven => 2,
-            _ => u32::from(sample.newer < self.proven),
+            _ => u32::from(sample.newer < self.proven || self.vanished > 0),
         }
     }
 

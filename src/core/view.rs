@@ -165,10 +165,11 @@ impl<'a> View<'a> {
         if popular == self.common {
             return;
         }
+        let units = |depth| self.ask.chain.units(depth);
         for (candidate, &depth) in self.candidates.iter_mut().zip(&self.depths) {
             let terms = &mut candidate.terms;
-            terms.popular =
-                (popular.saturating_sub(depth) as f64 * self.ask.block_tokens).min(terms.uncached);
+            let lacking = units(popular).saturating_sub(units(depth));
+            terms.popular = (lacking as f64 * self.ask.block_tokens).min(terms.uncached);
         }
     }
 
@@ -248,7 +249,7 @@ impl<'a> View<'a> {
 fn cached_tokens(ask: &Ask, depth: usize, engine_block_tokens: u32) -> f64 {
     let block = f64::from(engine_block_tokens.max(1));
     let most = ((ask.prompt_tokens - 1.0).max(0.0) / block).floor() * block;
-    (depth as f64 * ask.block_tokens).min(most)
+    (ask.chain.units(depth) as f64 * ask.block_tokens).min(most)
 }
 
 /// SplitMix64's finaliser: spreads equal-looking keys over all 64 bits.

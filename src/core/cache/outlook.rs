@@ -66,9 +66,13 @@ impl Cache {
         let blocks = &run.blocks[run.start..];
         let block = |slot: &u32| &self.blocks[*slot as usize];
         let shared = blocks.partition_point(|slot| block(slot).uses.at(era) > 1);
-        // Blocks of one run are equally long, except where models with different tokenizers share a worker.
-        let tokens = blocks.get(shared).map_or(0, |slot| u64::from(block(slot).tokens));
-        run.content.min((blocks.len() - shared) as u64 * tokens)
+        let once = &blocks[shared..];
+        let (Some(first), Some(last)) = (once.first(), once.last()) else { return 0 };
+        // Narrow blocks come before wide ones.
+        let (first, last) = (block(first).tokens, block(last).tokens);
+        let narrow = once.partition_point(|slot| block(slot).tokens == first);
+        let tokens = narrow as u64 * u64::from(first) + (once.len() - narrow) as u64 * u64::from(last);
+        run.content.min(tokens)
     }
 
     /// Tokens that ended requests have used since `stamp`, as far as `most` requests tell.

@@ -37,8 +37,9 @@ struct TwinClaim {
 /// The same cache, as one would explain it on a whiteboard.
 struct Twin {
     bounds: Bounds,
-    block_tokens: u64,
     pins: BTreeMap<u64, u32>,
+    /// Tokens of each block.
+    lengths: BTreeMap<u64, u64>,
     /// How many requests have used a block since it came.
     uses: BTreeMap<u64, u32>,
     /// Blocks that a request which ended well has used.
@@ -51,7 +52,7 @@ struct Twin {
 impl Twin {
     fn held(&self) -> u64 {
         let filler: u64 = self.free.iter().map(|free| if let Free::Filler(n) = free { *n } else { 0 }).sum();
-        self.pins.len() as u64 * self.block_tokens + filler + self.pinned_filler
+        self.pins.keys().map(|hash| self.lengths[hash]).sum::<u64>() + filler + self.pinned_filler
     }
 
     fn make_room(&mut self, tokens: u64, blocks: usize) {
@@ -74,9 +75,10 @@ impl Twin {
 
     fn admit(&mut self, chain: &[u64], filler: u64) -> TwinClaim {
         let matched = chain.iter().take_while(|hash| self.pins.contains_key(hash)).count();
-        for &hash in chain {
+        for (place, &hash) in chain.iter().enumerate() {
             if !self.pins.contains_key(&hash) {
-                self.make_room(self.block_tokens, 1);
+                self.lengths.insert(hash, u64::from(length(place)));
+                self.make_room(u64::from(length(place)), 1);
             }
             *self.pins.entry(hash).or_default() += 1;
             *self.uses.entry(hash).or_default() += 1;
@@ -129,7 +131,7 @@ impl Twin {
             match free {
                 Free::Filler(n) => over -= over.min(*n),
                 Free::Block(hash) => {
-                    let taken = over.min(self.block_tokens);
+                    let taken = over.min(self.lengths[hash]);
                     over -= taken;
                     *if self.uses[hash] > 1 { &mut pushed.shared } else { &mut pushed.once } += taken;
                 }
@@ -140,29 +142,36 @@ impl Twin {
 }
 
 /// Tokens in use by these requests, what they share counted once.
-fn in_use<'a>(claims: impl Iterator<Item = &'a TwinClaim>) -> (u64, BTreeSet<u64>) {
+fn in_use<'a>(twin: &Twin, claims: impl Iterator<Item = &'a TwinClaim>) -> (u64, BTreeSet<u64>) {
     let (mut filler, mut blocks) = (0, BTreeSet::new());
     for claim in claims {
         filler += claim.filler;
         blocks.extend(claim.hashes.iter().copied());
     }
-    (filler + blocks.len() as u64 * u64::from(BLOCK), blocks)
+    (filler + blocks.iter().map(|hash| twin.lengths[hash]).sum::<u64>(), blocks)
 }
 
 /// What a request for `chain` and `tokens` in all lacks beside the running ones, as a share of what these hold.
 fn shortage<'a>(
+    twin: &Twin,
     running: impl Iterator<Item = &'a TwinClaim>,
     chain: &[u64],
     tokens: u64,
-    limit: Option<u64>,
 ) -> f64 {
-    let (held, blocks) = in_use(running);
-    let shared = chain.iter().take_while(|hash| blocks.contains(hash)).count() as u64 * u64::from(BLOCK);
-    let lacking = (held + tokens).saturating_sub(limit.unwrap_or(u64::MAX)).saturating_sub(shared);
+    let (held, blocks) = in_use(twin, running);
+    let shared: u64 =
+        chain.iter().take_while(|hash| blocks.contains(hash)).map(|hash| twin.lengths[hash]).sum();
+    let limit = twin.bounds.tokens.unwrap_or(u64::MAX);
+    let lacking = (held + tokens).saturating_sub(limit).saturating_sub(shared);
     if held == 0 { 0.0 } else { (lacking as f64 / held as f64).min(1.0) }
 }
 
 const BLOCK: u16 = 16;
+
+/// Later blocks are longer, as in prompts.
+fn length(place: usize) -> u16 {
+    if place < 4 { BLOCK } else { 3 * BLOCK }
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -211,7 +220,7 @@ proptest! {
         let bounds = Bounds { tokens: Some(400), blocks: 30 };
         let mut cache = Cache::new(bounds);
         let mut twin = Twin {
-            bounds, block_tokens: u64::from(BLOCK), pins: BTreeMap::new(), uses: BTreeMap::new(), computed: BTreeSet::new(), free: Vec::new(), pinned_filler: 0, epoch: 0,
+            bounds, pins: BTreeMap::new(), lengths: BTreeMap::new(), uses: BTreeMap::new(), computed: BTreeSet::new(), free: Vec::new(), pinned_filler: 0, epoch: 0,
         };
         let mut heard = Heard::default();
         let mut open: Vec<(Claim, TwinClaim)> = Vec::new();
@@ -220,7 +229,7 @@ proptest! {
                 Step::Admit { stem, shared, own, filler } => {
                     // Every fourth request repeats an earlier one's own blocks.
                     let chain = if collisions { chain } else { branch }(stem, shared, own, (serial as u64) / 4);
-                    let claim = cache.admit(&hashes(&chain), BLOCK, filler, 0, &mut heard);
+                    let claim = cache.admit(&hashes(&chain), length, filler, 0, &mut heard);
                     let slow = twin.admit(&chain, filler);
                     prop_assert_eq!(claim.matched(), slow.matched);
                     open.push((claim, slow));
@@ -261,11 +270,11 @@ proptest! {
                 prop_assert!(collisions || fast == slow, "{:?} {:?} need {}", fast, slow, need);
             }
             let current = || open.iter().map(|(_, slow)| slow).filter(|slow| slow.epoch == twin.epoch);
-            let limit = twin.bounds.tokens;
-            prop_assert_eq!(cache.is_roomy(), limit.is_none_or(|limit| in_use(current()).0 <= limit));
+            let roomy = twin.bounds.tokens.is_none_or(|limit| in_use(&twin, current()).0 <= limit);
+            prop_assert_eq!(cache.is_roomy(), roomy);
             for asked in [chain(0, 5, 0, 0), chain(1, 3, 4, serial as u64 / 4)] {
                 let running = current().filter(|slow| slow.started);
-                prop_assert_eq!(cache.shortage(&hashes(&asked), 100), shortage(running, &asked, 100, limit));
+                prop_assert_eq!(cache.shortage(&hashes(&asked), 100), shortage(&twin, running, &asked, 100));
             }
             let mut told = BTreeMap::new();
             for &(stored, hash) in &heard.0 {
@@ -282,7 +291,7 @@ fn cache(tokens: u64) -> Cache {
 }
 
 fn run(cache: &mut Cache, chain: &[BlockHash], filler: u64) -> usize {
-    let claim = cache.admit(chain, BLOCK, filler, 0, &mut Heard::default());
+    let claim = cache.admit(chain, |_| BLOCK, filler, 0, &mut Heard::default());
     let matched = claim.matched();
     cache.release(claim, filler, &mut Heard::default());
     matched
@@ -309,7 +318,7 @@ fn heads_survive_a_cycle_that_does_not_fit() {
 #[test]
 fn blocks_in_use_are_never_dropped() {
     let mut cache = cache(32 * 16);
-    let kept = cache.admit(&prefix(0, 20), BLOCK, 0, 0, &mut Heard::default());
+    let kept = cache.admit(&prefix(0, 20), |_| BLOCK, 0, 0, &mut Heard::default());
     for of in 1..6 {
         run(&mut cache, &prefix(of, 20), 0);
     }
@@ -321,7 +330,7 @@ fn blocks_in_use_are_never_dropped() {
 #[test]
 fn a_claim_from_before_a_restart_changes_nothing() {
     let mut cache = cache(1_000);
-    let before = cache.admit(&prefix(0, 5), BLOCK, 7, 0, &mut Heard::default());
+    let before = cache.admit(&prefix(0, 5), |_| BLOCK, 7, 0, &mut Heard::default());
     assert_eq!(cache.clear(&mut Heard::default()), 5);
     run(&mut cache, &prefix(1, 5), 3);
     cache.release(before, 7, &mut Heard::default());
@@ -344,7 +353,7 @@ fn uses_are_counted_per_block_and_fade() {
     for serial in 0..10 {
         let own = (0..5).map(|at| BlockHash(1_000_000 + serial * 100 + at));
         let chain: Vec<BlockHash> = prefix(0, 20).into_iter().chain(own).collect();
-        let claim = cache.admit(&chain, BLOCK, 0, 0, &mut Heard::default());
+        let claim = cache.admit(&chain, |_| BLOCK, 0, 0, &mut Heard::default());
         cache.release(claim, 0, &mut Heard::default());
     }
     let shared = prefix(0, 20)[19];
@@ -359,14 +368,14 @@ fn uses_are_counted_per_block_and_fade() {
 fn memory_is_short_only_beside_running_requests() {
     let mut cache = cache(40 * 16);
     let mut claims: Vec<Claim> =
-        (0..4).map(|of| cache.admit(&prefix(of, 10), BLOCK, 0, 0, &mut Heard::default())).collect();
+        (0..4).map(|of| cache.admit(&prefix(of, 10), |_| BLOCK, 0, 0, &mut Heard::default())).collect();
     assert_eq!(cache.shortage(&prefix(9, 10), 160), 0.0, "those that wait hold nothing yet");
     claims.iter_mut().for_each(|claim| cache.start(claim));
     assert_eq!(cache.shortage(&prefix(9, 10), 160), 0.25, "one of the four has to end");
     assert_eq!(cache.shortage(&prefix(0, 10), 160), 0.0, "a running one holds all of it");
     assert_eq!(cache.shortage(&prefix(0, 10), 176), 0.025, "but for one block more");
     assert!(cache.is_roomy());
-    let more = cache.admit(&prefix(9, 1), BLOCK, 0, 0, &mut Heard::default());
+    let more = cache.admit(&prefix(9, 1), |_| BLOCK, 0, 0, &mut Heard::default());
     assert!(!cache.is_roomy());
     for claim in claims.into_iter().chain([more]) {
         cache.release(claim, 0, &mut Heard::default());
@@ -379,12 +388,12 @@ fn memory_is_short_only_beside_running_requests() {
 #[test]
 fn what_another_request_has_computed_outlives_the_one_that_brought_it_in() {
     let mut cache = cache(100 * 16);
-    let lost = cache.admit(&prefix(0, 2), BLOCK, 0, 0, &mut Heard::default());
+    let lost = cache.admit(&prefix(0, 2), |_| BLOCK, 0, 0, &mut Heard::default());
     assert_eq!(run(&mut cache, &prefix(0, 3), 0), 2);
     cache.undo(lost, &mut Heard::default());
     assert_eq!(cache.depth(&prefix(0, 3)), 3);
-    let lost = cache.admit(&prefix(1, 2), BLOCK, 0, 0, &mut Heard::default());
-    let also = cache.admit(&prefix(1, 3), BLOCK, 0, 0, &mut Heard::default());
+    let lost = cache.admit(&prefix(1, 2), |_| BLOCK, 0, 0, &mut Heard::default());
+    let also = cache.admit(&prefix(1, 3), |_| BLOCK, 0, 0, &mut Heard::default());
     cache.undo(lost, &mut Heard::default());
     cache.undo(also, &mut Heard::default());
     assert_eq!((cache.len(), cache.held_tokens()), (3, 48), "nobody has computed any of it");

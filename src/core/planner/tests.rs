@@ -22,7 +22,7 @@ fn ask(prefix: u64, shared: u64, own: u64, serial: u64) -> Ask {
     let own_blocks = (0..own).map(|at| mix((1 << 60) | (serial << 20) | at));
     let hashes: Vec<BlockHash> = shared_blocks.chain(own_blocks).map(BlockHash).collect();
     let tokens = hashes.len() as f64 * 64.0 + 10.0;
-    let chain = Chain { hashes: hashes.into(), bytes: 0 };
+    let chain = Chain::even(hashes.into(), 0);
     Ask { chain, block_tokens: 64.0, prompt_tokens: tokens, output_tokens: 16.0, streams: true }
 }
 
@@ -144,7 +144,7 @@ fn a_system_prompt_shared_by_all_pins_nobody() {
         let hashes: Vec<BlockHash> = global.chain(shared).map(BlockHash).collect();
         let mut ask = ask(0, 0, 0, 0);
         ask.prompt_tokens = hashes.len() as f64 * 64.0 + 10.0;
-        ask.chain = Chain { hashes: hashes.into(), bytes: 0 };
+        ask.chain = Chain::even(hashes.into(), 0);
         counts[serve(&planner, &ask, &ids, serial as f64).worker.index()] += 1;
     }
     assert!(counts.iter().all(|&count| count <= 150), "none above 1.5 times the mean: {counts:?}");

@@ -175,7 +175,8 @@ fn every_block_edge_may_fall_inside_a_character() {
             let text = format!("{}{}", "x".repeat(count % 7), character.repeat(count));
             let body = format!(r#"{{"prompt":"{text}"}}"#);
             let hashes = chain(Endpoint::Completions, &body);
-            assert_eq!(hashes.len(), text.len() / 16);
+            let units = text.len() / 16;
+            assert_eq!(hashes.len(), units.min(128) + units.saturating_sub(128) / 4);
             let spelled = format!(r#"{{"prompt":"{}{}"}}"#, "x".repeat(count % 7), escaped.repeat(count));
             assert_eq!(chain(Endpoint::Completions, &spelled), hashes);
         }

@@ -211,7 +211,7 @@ fn ask(asked: &Incoming<'_>, joined: usize) -> Ask {
         _ => asked.chain.iter().skip(joined - 1).step_by(joined).copied().collect(),
     };
     Ask {
-        chain: Chain { hashes, bytes: u64::from(asked.prompt_tokens) * 4 },
+        chain: Chain::even(hashes, u64::from(asked.prompt_tokens) * 4),
         block_tokens: f64::from(asked.block_tokens) * joined as f64,
         prompt_tokens: f64::from(asked.prompt_tokens),
         output_tokens: f64::from(asked.output_tokens),
