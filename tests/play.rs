@@ -256,6 +256,18 @@ async fn a_file_is_checked_and_told_what_it_is_worth() {
     assert!(error.contains("2 bad lines") && error.contains("line 4") && error.contains("line 6"), "{error}");
 }
 
+#[tokio::test]
+async fn sessions_are_thought_of_side_by_side() {
+    let told = bench(&["import", &fixture("claude_code_sessions_a"), "--workers", "4"]).await.unwrap();
+    let curve = told["curve"].as_array().unwrap();
+    let share = |at: usize, column: &str| curve[at][column].as_f64().unwrap();
+    // The smallest cache holds the longest request of any session, so one session by itself would find everything in it.
+    assert!(share(0, "one_worker") < share(0, "routed"), "{told:#}");
+    assert!(share(0, "service") < share(0, "routed"), "{told:#}");
+    let last = curve.len() - 1;
+    assert!((share(last, "routed") - told["ceiling"].as_f64().unwrap()).abs() < 1e-9, "{told:#}");
+}
+
 /// The ceilings of the traces' own description, and of the simulator's.
 #[tokio::test]
 async fn ceilings_are_those_of_the_traces_description() {

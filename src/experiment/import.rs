@@ -10,14 +10,15 @@ use serde::Serialize;
 
 use crate::experiment::report::{percent, table};
 use crate::experiment::trace::TraceError;
-use crate::experiment::workload::replay::Trace;
+use crate::experiment::workload::replay::{Pace, Trace};
 use crate::experiment::workload::schema::{self, Reading, Schema, Times};
 use crate::experiment::workload::working_set::WorkingSet;
+use crate::experiment::workload::{Arrivals, Request, Workload};
 
 /// Bad lines that are told one by one.
 const TOLD: usize = 10;
-/// The smallest cache of the table, in tokens; each further line doubles it.
-const SMALLEST: u64 = 8_192;
+/// Tokens a second of an answer, to tell when the next turn of a session comes: what the simulator takes, too.
+const ANSWER_SPEED: f64 = 40.0;
 
 #[derive(Args, Clone, Debug)]
 pub struct ImportArgs {
@@ -33,7 +34,7 @@ pub struct ImportArgs {
     /// Sessions with equal model and tools share the head of their prompts (session traces)
     #[arg(long)]
     pub shared_heads: bool,
-    /// Draws which worker a Service sends a request to
+    /// Draws which worker a Service sends a request to, and when sessions start that do not tell
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
     /// Print JSON instead of the table
@@ -63,8 +64,6 @@ pub struct Imported {
     pub requests_sharing: f64,
     /// One cache without limit, requests in the order of the file.
     pub ceiling: f64,
-    /// The cache that finds nine tenths of that.
-    pub tokens_for_90_percent: u64,
     pub workers: usize,
     pub curve: Vec<CurvePoint>,
 }
@@ -145,18 +144,21 @@ fn import(args: &ImportArgs) -> Result<Imported> {
         sharing_ratio: (full * u64::from(trace.block_tokens)) as f64 / all.distinct_tokens.max(1) as f64,
         requests_sharing: all.requests_with_hits as f64 / trace.requests.len() as f64,
         ceiling: all.ceiling(),
-        tokens_for_90_percent: all.tokens_for(0.9),
         workers: args.workers,
-        curve: curve(args, &trace, &all),
+        curve: curve(args, &trace),
     })
 }
 
-/// Doubling sizes, up to the one from which one worker finds everything.
-fn curve(args: &ImportArgs, trace: &Trace, all: &WorkingSet) -> Vec<CurvePoint> {
-    let service = WorkingSet::split(&trace.requests, trace.block_tokens, args.workers, args.seed);
+/// Doubling sizes, from the first that holds the longest request to the one from which one worker finds everything.
+fn curve(args: &ImportArgs, trace: &Trace) -> Vec<CurvePoint> {
+    let requests = in_order_of_time(trace, args.seed);
+    let all = WorkingSet::of(&requests, trace.block_tokens);
+    let service = WorkingSet::split(&requests, trace.block_tokens, args.workers, args.seed);
     let enough = all.tokens_for(1.0);
+    let longest =
+        requests.iter().map(|one| u64::from(one.prompt_tokens) + u64::from(one.output_tokens)).max();
     let mut curve = Vec::new();
-    let mut worker_tokens = SMALLEST;
+    let mut worker_tokens = longest.unwrap_or(1).next_power_of_two();
     loop {
         curve.push(CurvePoint {
             worker_tokens,
@@ -169,6 +171,28 @@ fn curve(args: &ImportArgs, trace: &Trace, all: &WorkingSet) -> Vec<CurvePoint> 
         }
         worker_tokens *= 2;
     }
+}
+
+/// The requests as they come: sessions, which a file has one after another, side by side.
+fn in_order_of_time(trace: &Trace, seed: u64) -> Vec<Request> {
+    let Ok(Workload { arrivals: Arrivals::Sessions { starts, think }, .. }) =
+        trace.paced(Pace::Speed(1.0), seed)
+    else {
+        return trace.requests.to_vec();
+    };
+    let mut timed: Vec<(f64, usize)> = Vec::with_capacity(think.len());
+    for (start, first) in starts {
+        let (mut at, mut index) = (start, first as usize);
+        loop {
+            timed.push((at, index));
+            at += f64::from(trace.requests[index].output_tokens) / ANSWER_SPEED;
+            index += 1;
+            let Some(pause) = think.get(index).copied().flatten() else { break };
+            at += pause;
+        }
+    }
+    timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    timed.into_iter().map(|(_, index)| trace.requests[index].clone()).collect()
 }
 
 fn print(args: &ImportArgs, imported: &Imported, out: &mut dyn Write) -> Result<()> {
@@ -200,9 +224,8 @@ fn print(args: &ImportArgs, imported: &Imported, out: &mut dyn Write) -> Result<
     )?;
     writeln!(
         out,
-        "ceiling      {} % of the prompt tokens, by one cache without limit; one of {} tokens finds nine tenths of that",
-        percent(imported.ceiling),
-        imported.tokens_for_90_percent
+        "ceiling      {} % of the prompt tokens, by one cache without limit, requests in the order of the file",
+        percent(imported.ceiling)
     )?;
     let header = ["KV tokens\na worker", "one worker\nhits %", "Service\nhits %", "routed\nhits %"];
     let row = |point: &CurvePoint| {
@@ -217,7 +240,7 @@ fn print(args: &ImportArgs, imported: &Imported, out: &mut dyn Write) -> Result<
     writeln!(
         out,
         "hits are cached tokens of all prompt tokens. Service: {} workers, each request to one at random. routed: the same\n\
-         workers as if their caches were one, about the most that routing can find. Requests one at a time, in the order of the file.",
+         workers as if their caches were one, about the most that routing can find. Requests one at a time, in the order of their times.",
         imported.workers
     )?;
     writeln!(out, "{}", reading(imported))?;

@@ -54,6 +54,10 @@ pub struct PlayArgs {
     pub rate: Vec<f64>,
     #[command(flatten)]
     pub made: Made,
+    /// Instead of --prefixes and --popularity: a prefix for each client of MODEL in this table of client rates, asked for as often
+    /// as that client asks (hot, service)
+    #[arg(long, value_name = "FILE:MODEL", conflicts_with_all = ["trace", "capacity_ratio"])]
+    pub clients: Option<String>,
     /// Instead of --prefixes: volume of all shared prefixes over the KV cache of one worker, a point each; needs --metrics
     #[arg(long, value_delimiter = ',', value_name = "RATIO,..")]
     pub capacity_ratio: Vec<f64>,

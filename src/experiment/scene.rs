@@ -8,7 +8,8 @@ use crate::experiment::play::{self, PlayArgs};
 use crate::experiment::workload::Workload;
 use crate::experiment::workload::chats::Chats;
 use crate::experiment::workload::made::Kind;
-use crate::experiment::workload::replay::{Pace, Trace};
+use crate::experiment::workload::popularity::Popularity;
+use crate::experiment::workload::replay::{Pace, Trace, client_rates};
 use crate::experiment::workload::schema::{self, Reading, Times};
 use crate::experiment::workload::shared::{Groups, Hot, Service, WarmUp};
 
@@ -134,7 +135,10 @@ pub fn made(args: &PlayArgs, worker_tokens: Option<u64>) -> Result<Vec<Scene>> {
         "--speed is for traces; --rate and --concurrency set the pace of made workloads"
     );
     let (made, shape) = (&args.made, args.made.shape());
-    let prefixes = prefixes(args, worker_tokens)?;
+    let (prefixes, popularity) = match &args.clients {
+        Some(clients) => clients_of(clients)?,
+        None => (prefixes(args, worker_tokens)?, made.popularity.clone()),
+    };
     match kind {
         Kind::Service => {
             ensure!(
@@ -148,9 +152,9 @@ pub fn made(args: &PlayArgs, worker_tokens: Option<u64>) -> Result<Vec<Scene>> {
                     clients,
                     requests: made.requests.unwrap_or((20 * count as usize).max(200)),
                     warm_up: WarmUp::EachPrefix,
-                    popularity: made.popularity.clone(),
+                    popularity: popularity.clone(),
                 };
-                let label = format!("service {shape} {}{}", made.popularity, told(ratio));
+                let label = format!("service {shape} {popularity}{}", told(ratio));
                 Scene { label, prefixes: count as usize, concurrency: clients, made: How::Service(service) }
             };
             Ok(each(&prefixes, made.concurrencies(), scene))
@@ -161,11 +165,11 @@ pub fn made(args: &PlayArgs, worker_tokens: Option<u64>) -> Result<Vec<Scene>> {
                 let hot = Hot {
                     shape,
                     prefixes: count,
-                    popularity: made.popularity.clone(),
+                    popularity: popularity.clone(),
                     load: 1.0,
                     requests: made.requests.unwrap_or(USUAL_REQUESTS),
                 };
-                let label = format!("hot {shape} {}{}, {rate} requests/s", made.popularity, told(ratio));
+                let label = format!("hot {shape} {popularity}{}, {rate} requests/s", told(ratio));
                 Scene { label, prefixes: count as usize, concurrency: 0, made: How::Hot { hot, rate } }
             };
             Ok(each(&prefixes, &rates, scene))
@@ -204,6 +208,19 @@ fn prefixes(args: &PlayArgs, worker_tokens: Option<u64>) -> Result<Vec<Prefixes>
     let prefix = args.made.prefix_tokens.max(1);
     let count = |ratio: f64| ((ratio * holds as f64 / f64::from(prefix)).round() as u32).max(1);
     Ok(args.capacity_ratio.iter().map(|&ratio| (count(ratio), Some(ratio))).collect())
+}
+
+/// As many prefixes as a model has clients, and how often each is asked for.
+fn clients_of(clients: &str) -> Result<(Vec<Prefixes>, Popularity)> {
+    let (file, model) =
+        clients.rsplit_once(':').with_context(|| format!("--clients {clients}: FILE:MODEL is needed"))?;
+    let mut models = client_rates(Path::new(file))?;
+    let mut names: Vec<&str> = models.keys().map(String::as_str).collect();
+    names.sort_unstable();
+    let names = names.join(", ");
+    let rates =
+        models.remove(model).with_context(|| format!("{file} has no model `{model}`, but {names}"))?;
+    Ok((vec![(rates.len() as u32, None)], Popularity::Weights(format!("clients of {model}"), rates)))
 }
 
 /// Of an open loop, in units of `tokens` prompt tokens.

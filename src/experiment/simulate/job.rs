@@ -161,7 +161,8 @@ impl Job {
             Recipe::Tenants { model, load, requests } => {
                 let rates =
                     library.rates.get(*model).with_context(|| format!("no client rates of {model}"))?;
-                let (prefixes, popularity) = (rates.len() as u32, Popularity::Weights(model, rates.clone()));
+                let (prefixes, popularity) =
+                    (rates.len() as u32, Popularity::Weights((*model).to_owned(), rates.clone()));
                 let (load, requests) = (*load, *requests);
                 let hot = Hot { shape: Shape::SERVICE, prefixes, popularity, load, requests };
                 Ok(hot.make(capacity, self.seed))

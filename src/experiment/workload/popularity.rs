@@ -15,7 +15,7 @@ pub enum Popularity {
     /// One prefix has this share of all requests, the others share the rest alike.
     Hot(f64),
     /// In proportion to these, by a name.
-    Weights(&'static str, Vec<f64>),
+    Weights(String, Vec<f64>),
 }
 
 impl Popularity {

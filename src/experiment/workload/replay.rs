@@ -6,7 +6,7 @@
 //! own. Over HTTP ([`Trace::paced`]) the trace is sent once through, at the [`Pace`] that is asked for.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
@@ -127,15 +127,20 @@ impl TraceDir {
         Ok(Trace { key_blocks: name.key_blocks(), ..trace })
     }
 
-    /// The request rates of each production model's clients, highest first.
+    /// The request rates of each production model's clients.
     pub fn client_rates(&self) -> Result<HashMap<String, Vec<f64>>, TraceError> {
-        let mut models: HashMap<String, Vec<f64>> = HashMap::new();
-        for row in trace::read::<RateRow>(&self.path("servegen_client_rates"))? {
-            models.entry(row.model).or_default().push(row.mean_rps);
-        }
-        models.values_mut().for_each(|rates| rates.sort_by(|a, b| b.total_cmp(a)));
-        Ok(models)
+        client_rates(&self.path("servegen_client_rates"))
     }
+}
+
+/// The request rates of the clients of each model of the table at `path`, highest first.
+pub fn client_rates(path: &Path) -> Result<HashMap<String, Vec<f64>>, TraceError> {
+    let mut models: HashMap<String, Vec<f64>> = HashMap::new();
+    for row in trace::read::<RateRow>(path)? {
+        models.entry(row.model).or_default().push(row.mean_rps);
+    }
+    models.values_mut().for_each(|rates| rates.sort_by(|a, b| b.total_cmp(a)));
+    Ok(models)
 }
 
 /// A trace in memory, ready to be replayed on fleets of any size.

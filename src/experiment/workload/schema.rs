@@ -73,7 +73,7 @@ impl Schema {
             () if has("input_length") => return Ok(Schema::Sizes),
             () if has("body") || has("messages") || has("prompt") => return Ok(Schema::Bodies),
             () if has("mean_rps") => {
-                "it has rates of clients, no requests; `simulate --suite tenants` uses such a file"
+                "it has rates of clients, no requests; `bench play --clients` and `simulate --suite tenants` use such a file"
             }
             () => {
                 "not a known file of requests: rows need `hash_ids`, `hash_ranges`, `session` and `input`, `input_length`, \
