@@ -11,15 +11,16 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
+use tracing_appender::non_blocking::WorkerGuard;
 
 use crate::config::watch::{self, Source};
 use crate::config::{Config, ConfigError};
-use crate::core::blocks::HashKey;
 use crate::core::planner::{self, Planner};
 use crate::fleet::stream::Secure;
 use crate::fleet::{Fleet, listing, probe, scrape, stream};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
+use crate::proxy::access::AccessLog;
 use crate::proxy::tls::{Acceptor, Followed};
 use crate::proxy::{self, Proxy};
 use crate::{admin, lifecycle};
@@ -38,6 +39,8 @@ pub enum StartError {
     Bind { key: &'static str, address: SocketAddr, cause: io::Error },
     #[error("{0}")]
     Tls(String),
+    #[error("log.access.to: cannot be opened: {0}")]
+    Access(io::Error),
 }
 
 /// How the proxy ended.
@@ -55,6 +58,8 @@ pub struct Bound {
     operator: TcpListener,
     tls: Option<(Acceptor, Followed)>,
     authorities: stream::Followed,
+    /// Writes the access log's last lines when it is dropped.
+    access: Option<WorkerGuard>,
     proxy: Arc<Proxy>,
 }
 
@@ -65,6 +70,7 @@ pub struct Bound {
 pub fn build(config: Config) -> Result<Bound, StartError> {
     let tls = config.tls.as_ref().map(Acceptor::new).transpose().map_err(StartError::Tls)?;
     let (secure, authorities) = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
+    let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -77,9 +83,8 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), secure, clock);
     fleet.set_scrape_settings(config.scrape.clone());
     fleet.set_workers(&config.workers.fixed);
-    let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
-    let proxy = Proxy::new(config, hash_key, fleet, planner, metrics, clock, Drain::default());
-    Ok(Bound { clients, operator, tls, authorities, proxy })
+    let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), access);
+    Ok(Bound { clients, operator, tls, authorities, access: last_lines, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -115,7 +120,7 @@ impl Bound {
 
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, tls, authorities, proxy } = self;
+        let Bound { clients, operator, tls, authorities, access: _last_lines, proxy } = self;
         let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
@@ -153,6 +158,8 @@ async fn tick(proxy: Arc<Proxy>) {
         let pool_idle = proxy.config.load().timeouts.pool_idle;
         proxy.fleet.tick(pool_idle);
         proxy.complaints.tell();
+        let lost = &proxy.metrics.access_lost;
+        lost.inc_by(proxy.access.lost().saturating_sub(lost.get()));
     }
 }
 

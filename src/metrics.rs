@@ -365,6 +365,8 @@ pub struct Metrics {
     pub retries: Counters<Retry>,
     pub retries_denied: IntCounter,
     pub reloads: Counters<Reload>,
+    /// Lines of the access log that nobody took in time.
+    pub access_lost: IntCounter,
     pub models: Models,
     mode: IntGaugeVec,
     workers: WorkerFamilies,
@@ -472,6 +474,10 @@ impl Metrics {
                 "Retries not made because their budget was spent.",
             ),
             reloads: Counters::register(r, "warmroute_config_reloads_total", "Reloads of the config file."),
+            access_lost: counter(
+                "warmroute_access_log_lost_total",
+                "Lines of the access log that were lost.",
+            ),
             models: Models::register(r),
             mode: gauges("warmroute_mode", "1 for the mode in force.", &[Mode::NAME]),
             workers,

@@ -7,6 +7,7 @@ use warmroute::testing::{FakeEngine, TestRouter};
 
 /// The families, by name, after some traffic.
 const NAMES: &[&str] = &[
+    "warmroute_access_log_lost_total",
     "warmroute_build_info",
     "warmroute_client_connections",
     "warmroute_config_reloads_total",

@@ -19,7 +19,8 @@ use crate::core::blocks::HashKey;
 use crate::core::price::PriceSettings;
 
 pub use sections::{
-    Cache, Drain, Feedback, Health, Limits, Log, LogFormat, Random, Retries, Scrape, Timeouts,
+    AccessLog, Cache, Drain, Feedback, Health, Limits, Log, LogFormat, LogTo, Random, Retries, Scrape,
+    Timeouts,
 };
 pub use tls::{Tls, WorkerTls};
 pub use worker::Origin;

@@ -172,6 +172,15 @@ pub fn budget_ratio<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error>
     })
 }
 
+/// `#[serde(deserialize_with = ..)]` for a share.
+pub fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    checked(from, |text| match text.parse::<f64>() {
+        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
+        Ok(_) => Err("must be a number from 0 to 1".to_owned()),
+        Err(_) => Err(format!("`{text}` is not a number")),
+    })
+}
+
 /// `#[serde(deserialize_with = ..)]` for retries a second: tower's budget counts them over its window in 32 bits.
 pub fn budget_reserve<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     checked(from, |text| match text.parse::<usize>() {

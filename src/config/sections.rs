@@ -371,6 +371,57 @@ pub struct Log {
     #[serde(deserialize_with = "log_filter")]
     pub level: String,
     pub format: LogFormat,
+    pub access: AccessLog,
+}
+
+/// One JSON line for each request.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AccessLog {
+    pub to: LogTo,
+    /// Of all requests, the share that has a line, drawn at random.
+    #[serde(deserialize_with = "scalar::share")]
+    pub share: f64,
+    /// Lines have the hashes of their prompt's blocks.
+    pub blocks: bool,
+}
+
+impl Default for AccessLog {
+    fn default() -> Self {
+        AccessLog { to: LogTo::Off, share: 1.0, blocks: false }
+    }
+}
+
+/// Where a log goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LogTo {
+    Off,
+    Stdout,
+    /// To which it is appended.
+    File(PathBuf),
+}
+
+impl Serialize for LogTo {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            LogTo::Off => to.serialize_str("off"),
+            LogTo::Stdout => to.serialize_str("stdout"),
+            LogTo::File(path) => path.serialize(to),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for LogTo {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        scalar::checked(from, |text| match text {
+            "off" | "false" => Ok(LogTo::Off),
+            "stdout" => Ok(LogTo::Stdout),
+            path if path.contains('/') => Ok(LogTo::File(path.into())),
+            _ => {
+                Err(format!("`{text}` is not off, stdout or the path of a file, as in /var/log/access.jsonl"))
+            }
+        })
+    }
 }
 
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -395,6 +446,6 @@ pub enum LogFormat {
 
 impl Default for Log {
     fn default() -> Self {
-        Log { level: "info".to_owned(), format: LogFormat::Text }
+        Log { level: "info".to_owned(), format: LogFormat::Text, access: AccessLog::default() }
     }
 }

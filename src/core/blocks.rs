@@ -46,6 +46,15 @@ impl Widths {
         depth + (Widths::WIDE - 1) * depth.saturating_sub(self.narrow)
     }
 
+    /// The same chain in blocks of one unit: a wide block becomes as many, of which the last is the block itself.
+    pub fn evened(self, hashes: &[BlockHash]) -> Arc<[BlockHash]> {
+        let units = |(place, hash): (usize, &BlockHash)| {
+            let hash = *hash;
+            (0..self.at(place) as u64).rev().map(move |left| BlockHash(hash.0.wrapping_add(left)))
+        };
+        hashes.iter().enumerate().flat_map(units).collect()
+    }
+
     /// Whether a block ends with the unit at `unit`.
     fn ends_at(self, unit: usize) -> bool {
         unit < self.narrow || (unit - self.narrow) % Widths::WIDE == Widths::WIDE - 1

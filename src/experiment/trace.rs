@@ -66,6 +66,48 @@ impl Row for BlockRow {
     }
 }
 
+/// A line of warmroute's access log. Requests that were not answered have lines too.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AccessRow {
+    /// Milliseconds since 1970.
+    pub timestamp: f64,
+    pub prompt_tokens: u32,
+    pub output_tokens: Option<u32>,
+    /// Tokens of the first block.
+    pub block_tokens: Option<f64>,
+    /// One hash a block, each of 16 hexadecimal digits.
+    pub blocks: Option<Vec<String>>,
+}
+
+impl Row for AccessRow {
+    fn check(&self) -> Result<(), String> {
+        check_arrival(self.timestamp, self.prompt_tokens.max(1))?;
+        match self.block_tokens {
+            Some(tokens) if !(1.0..=65_536.0).contains(&tokens) => {
+                Err(format!("block_tokens {tokens} is no length of a block"))
+            }
+            Some(_) if self.blocks.is_some() => Ok(()),
+            _ => Err("it has no blocks: the log was written without `log.access.blocks`".to_owned()),
+        }
+    }
+}
+
+impl AccessRow {
+    /// The blocks' hashes.
+    ///
+    /// # Errors
+    /// Names the first that is none.
+    pub fn hashes(&self) -> Result<Vec<u64>, String> {
+        let hash = |text: &String| {
+            u64::from_str_radix(text, 16)
+                .ok()
+                .filter(|_| text.len() == 16)
+                .ok_or_else(|| format!("`{text}` is not the hash of a block"))
+        };
+        self.blocks.iter().flatten().map(hash).collect()
+    }
+}
+
 /// A turn of a session (`claude_code_sessions_*`): blocks of 64 tokens, their ids local to the session.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SessionRow {

@@ -14,6 +14,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
+use super::access::Note;
 use super::error::ProxyError;
 use super::forward::Inbound;
 use super::relay::{Cut, ResponseBody};
@@ -27,6 +28,7 @@ pub struct Account {
     route: Route,
     mode: Mode,
     outcome: Outcome,
+    note: Note,
     proxy: Arc<Proxy>,
 }
 
@@ -34,7 +36,8 @@ impl Account {
     fn open(proxy: Arc<Proxy>, route: Route) -> Account {
         proxy.metrics.in_flight.inc();
         let mode = proxy.config.load().mode;
-        Account { route, mode, outcome: Outcome::ClientGone, proxy }
+        let note = proxy.access.begin(route.label(), mode);
+        Account { route, mode, outcome: Outcome::ClientGone, note, proxy }
     }
 }
 
@@ -42,6 +45,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         self.proxy.metrics.in_flight.dec();
         self.proxy.metrics.requests.inc(self.route.label(), self.outcome, self.mode);
+        self.proxy.access.end(&self.note, self.outcome);
     }
 }
 
@@ -142,9 +146,9 @@ where
 
     fn call(&mut self, (request, client): (Request<Incoming>, Arc<Client>)) -> Self::Future {
         let route = Route::of(request.method(), request.uri().path());
-        let account = Some(Account::open(self.proxy.clone(), route));
-        let inbound = Inbound { request, client, route, arrived: Instant::now() };
-        AccountFuture { inner: self.inner.call(inbound), account }
+        let account = Account::open(self.proxy.clone(), route);
+        let inbound = Inbound { request, client, route, note: account.note.clone(), arrived: Instant::now() };
+        AccountFuture { inner: self.inner.call(inbound), account: Some(account) }
     }
 }
 

@@ -7,6 +7,7 @@ use http::{Request, Response, StatusCode, header, response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::access::Note;
 use super::ask_usage::ask_for_usage;
 use super::body::{self, Caps, Held};
 use super::error::ProxyError;
@@ -34,6 +35,7 @@ pub struct Inbound {
     pub request: Request<Incoming>,
     pub client: Arc<Client>,
     pub route: Route,
+    pub note: Note,
     pub arrived: Instant,
 }
 
@@ -42,7 +44,7 @@ pub struct Inbound {
 /// # Errors
 /// See [`ProxyError`].
 pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<ResponseBody>, ProxyError> {
-    let Inbound { request, client, route, arrived } = inbound;
+    let Inbound { request, client, route, note, arrived } = inbound;
     let endpoint = match route {
         Route::Blocked => return Err(ProxyError::ControlPath),
         Route::Routed(endpoint) => Some(endpoint),
@@ -58,6 +60,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let mut body = body::read(incoming, waits, &caps, &mut held).await?;
 
     let (asked, added) = read_prompt(&proxy, endpoint, &body, config.feedback.ask_for_usage).await?;
+    note.asked(&asked);
     let hides = added.is_some();
     if let Some(changed) = added {
         // hyper says how long it is now.
@@ -76,6 +79,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let Answered { response, patience, placed } = failover::send(&proxy, &asked, &upstream, &client).await?;
 
     let (mut head, answer) = response.into_parts();
+    note.answered(&placed, head.status, upstream.head.request_id().and_then(|id| id.to_str().ok()));
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return switch(head, answer, placed, &client).await;
     }
@@ -83,7 +87,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
     }
-    let watch = Watch::new(placed, asked, &head, arrived, proxy);
+    let watch = Watch::new(placed, asked, &head, arrived, note, proxy);
     let streams = is_event_stream(&head);
     let relay = Relay::new(answer, patience, watch, streams.then_some(Dialect(endpoint)));
     let body = if hides && streams && head.status == StatusCode::OK {

@@ -12,10 +12,11 @@
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
-//! With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
+//! [`account`] closes with the request's line in the [`access`] log, if there is one. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
 //! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`],
 //! and [`complaints`] keeps the log short where it goes wrong for many.
 
+pub mod access;
 pub mod account;
 pub mod admission;
 pub mod ask_usage;
@@ -58,6 +59,7 @@ use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
 use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
+use access::AccessLog;
 use complaints::Complaints;
 use tunnel::Tunnelled;
 
@@ -75,6 +77,7 @@ pub struct Proxy {
     pub clock: Clock,
     pub drain: Drain,
     pub complaints: Complaints,
+    pub access: AccessLog,
     budget: ArcSwap<TpsBudget>,
     /// Requests that have a place at any worker.
     open: Arc<AtomicUsize>,
@@ -98,14 +101,15 @@ fn budget(retries: &Retries) -> TpsBudget {
 impl Proxy {
     pub fn new(
         config: Config,
-        hash_key: HashKey,
         fleet: Arc<Fleet>,
         planner: Arc<Planner>,
         metrics: Arc<Metrics>,
         clock: Clock,
         drain: Drain,
+        access: AccessLog,
     ) -> Arc<Proxy> {
         metrics.set_mode(config.mode);
+        let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
         Arc::new(Proxy {
             feedback: Feedback::new(config.cache.bytes_per_token),
             block_bytes: config.cache.block_bytes,
@@ -121,6 +125,7 @@ impl Proxy {
             hash_key,
             clock,
             drain,
+            access,
         })
     }
 

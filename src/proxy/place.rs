@@ -12,7 +12,7 @@ use crate::config::{Draw, Mode};
 use crate::core::blocks::Chain;
 use crate::core::booking::Booking;
 use crate::core::ids::WorkerId;
-use crate::core::planner::{Ask, Policy};
+use crate::core::planner::{Ask, Policy, Reason};
 use crate::core::prompt::{self, Endpoint, Opaque, Reading};
 use crate::fleet::Snapshot;
 use crate::fleet::feedback::Estimate;
@@ -38,6 +38,8 @@ pub struct Placed {
     /// `None` once it has been told the end.
     pub booking: Option<Booking>,
     pub predicted_cached_tokens: f64,
+    /// Why it is there.
+    pub reason: Reason,
     /// Whether the worker has shown that it lives.
     proven: bool,
     proxy: Arc<Proxy>,
@@ -198,6 +200,7 @@ impl Proxy {
             worker,
             booking: Some(booking),
             predicted_cached_tokens: decision.predicted_cached_tokens,
+            reason: decision.reason,
             proxy: self.clone(),
             _slots: (slot, worker_slot),
             _freed: Freed(self.fleet.clone()),

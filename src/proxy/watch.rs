@@ -9,6 +9,7 @@ use http::{StatusCode, header, response};
 use tokio::time::Instant;
 
 use super::Proxy;
+use super::access::Note;
 use super::place::{Asked, Placed};
 use super::sse::Events;
 use super::usage::UsageReader;
@@ -21,6 +22,7 @@ pub struct Watch {
     placed: Placed,
     asked: Asked,
     arrived: Instant,
+    note: Note,
     /// The worker has done what was asked: only then does it hold what the request needed.
     served: bool,
     /// Only a good answer says anything of tokens.
@@ -48,6 +50,7 @@ impl Watch {
         asked: Asked,
         head: &response::Parts,
         arrived: Instant,
+        note: Note,
         proxy: Arc<Proxy>,
     ) -> Watch {
         let streams = is_event_stream(head) && head.status.is_success();
@@ -69,6 +72,7 @@ impl Watch {
             placed,
             asked,
             arrived,
+            note,
             served: head.status.is_success(),
             usage: usage.then(UsageReader::default),
             events: streams.then(Events::default),
@@ -89,6 +93,7 @@ impl Watch {
                 booking.first_token(self.proxy.clock.now());
             }
             self.placed.report(Event::Answered);
+            self.note.first_token();
         }
         if seen.failure {
             self.failed(FailureKind::InStream, &"the engine's own word", Event::Broke);
@@ -108,6 +113,7 @@ impl Watch {
         let Some(booking) = self.placed.booking.take().filter(|_| self.served) else { return };
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
+        self.note.finished(finished);
         if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
             self.proxy.fleet.forgot(&self.placed.worker, Forgot::Unconfirmed, blocks);
         }

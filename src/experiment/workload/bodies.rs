@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::schema::TEXT_BLOCK_TOKENS;
-use crate::core::blocks::{Chain, HashKey};
+use crate::core::blocks::HashKey;
 use crate::core::ids::BlockHash;
 use crate::core::prompt::{self, Endpoint};
 use crate::experiment::trace::Row;
@@ -75,7 +75,7 @@ impl Body {
         Ok(Body {
             fields,
             path,
-            chain: even(&chain),
+            chain: chain.widths.evened(&chain.hashes),
             prompt_tokens: tokens(chain.bytes / BYTES_PER_TOKEN),
             output_tokens: reading.max_tokens.map_or(USUAL_OUTPUT, tokens),
             timestamp_ms,
@@ -116,15 +116,6 @@ fn time(raw: &RawValue) -> Result<f64, String> {
         _ => None,
     };
     found.filter(|at| at.is_finite() && *at >= 0.0).ok_or_else(wrong)
-}
-
-/// The chain in blocks of one unit: a wide block becomes as many, of which the last is the block itself.
-fn even(chain: &Chain) -> Arc<[BlockHash]> {
-    let units = |(place, hash): (usize, &BlockHash)| {
-        let hash = *hash;
-        (0..chain.widths.at(place) as u64).rev().map(move |left| BlockHash(hash.0.wrapping_add(left)))
-    };
-    chain.hashes.iter().enumerate().flat_map(units).collect()
 }
 
 #[cfg(test)]

@@ -12,8 +12,11 @@ use smallvec::smallvec;
 use super::bodies::{Body, BodyRow};
 use super::replay::Trace;
 use super::{Blocks, Content, Request, Run, chain_ids, mix};
+use crate::core::blocks::Widths;
 use crate::core::ids::BlockHash;
-use crate::experiment::trace::{self, BlockRow, Row, Rows, SessionRow, SizeRow, TextRow, TraceError};
+use crate::experiment::trace::{
+    self, AccessRow, BlockRow, Row, Rows, SessionRow, SizeRow, TextRow, TraceError,
+};
 
 /// Tokens of a block of the big traces.
 const BIG_BLOCK: u32 = trace::MOONCAKE_BLOCK_TOKENS;
@@ -35,6 +38,8 @@ pub enum Schema {
     Texts,
     /// `azure2023_*`: times and sizes.
     Sizes,
+    /// warmroute's own access log.
+    Access,
     /// Requests in OpenAI's format, one body a line, or `{"body": .., "timestamp": ..}`.
     Bodies,
 }
@@ -47,6 +52,7 @@ impl Schema {
             Schema::Sessions => "sessions with block ids (Claude Code)",
             Schema::Texts => "sessions with prompts as text (LMCache)",
             Schema::Sizes => "times and sizes (Azure)",
+            Schema::Access => "access log with block hashes (warmroute)",
             Schema::Bodies => "request bodies (OpenAI)",
         }
     }
@@ -70,6 +76,7 @@ impl Schema {
             () if has("hash_ids") => return Ok(Schema::Blocks),
             () if has("hash_ranges") => return Ok(Schema::Sessions),
             () if has("session") && has("input") => return Ok(Schema::Texts),
+            () if has("duration_ms") => return Ok(Schema::Access),
             () if has("input_length") => return Ok(Schema::Sizes),
             () if has("body") || has("messages") || has("prompt") => return Ok(Schema::Bodies),
             () if has("mean_rps") => {
@@ -150,6 +157,7 @@ pub fn load_all(
         Schema::Sessions => sessions(&mut file, reading)?,
         Schema::Texts => texts(&mut file, reading)?,
         Schema::Sizes => sizes(&mut file)?,
+        Schema::Access => access(&mut file)?,
         Schema::Bodies => bodies(&mut file)?,
     };
     match trace.requests.is_empty() {
@@ -228,6 +236,33 @@ fn sizes(file: &mut File<'_>) -> Result<Trace, TraceError> {
         Ok(())
     })?;
     Ok(open_loop(BIG_BLOCK, timed))
+}
+
+/// The rows first: how long a block is, is learned while the log is written, and hardly moves.
+fn access(file: &mut File<'_>) -> Result<Trace, TraceError> {
+    let mut rows = Vec::new();
+    file.each(|row: AccessRow| {
+        let hashes: Vec<BlockHash> = row.hashes()?.into_iter().map(BlockHash).collect();
+        rows.push((row, Widths::GROWING.evened(&hashes)));
+        Ok(())
+    })?;
+    let mut lengths: Vec<f64> = rows.iter().filter_map(|(row, _)| row.block_tokens).collect();
+    lengths.sort_by(f64::total_cmp);
+    let block_tokens =
+        lengths.get(lengths.len() / 2).map_or(TEXT_BLOCK_TOKENS, |tokens| tokens.round() as u32);
+    let timed = rows.into_iter().map(|(row, hashes)| {
+        let full = ((row.prompt_tokens / block_tokens) as usize).min(hashes.len());
+        let request = Request {
+            blocks: Blocks::Chain { hashes: hashes[..full].into(), shared: 0, salt: 0 },
+            prompt_tokens: row.prompt_tokens.max(1),
+            output_tokens: row.output_tokens.unwrap_or(0).max(1),
+            shared_tokens: 0,
+            group: 0,
+            content: Content::Made,
+        };
+        (row.timestamp, request)
+    });
+    Ok(open_loop(block_tokens, timed.collect()))
 }
 
 fn bodies(file: &mut File<'_>) -> Result<Trace, TraceError> {

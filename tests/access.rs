@@ -1,0 +1,144 @@
+//! The access log: a line for each request, nothing of prompts in it, and what `bench import` and `bench play` read of it.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use warmroute::config::{LogTo, Mode, Origin, Worker};
+use warmroute::engine::http::{EngineConfig, Fleet, Running};
+use warmroute::experiment::workload::schema::{self, Reading, Schema};
+use warmroute::testing::{TestRouter, until};
+
+/// A file that is gone with the test.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str) -> File {
+        let file = std::env::temp_dir().join(format!("warmroute-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&file);
+        File(file)
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.0).unwrap_or_default()
+    }
+
+    /// The lines, once there are so many.
+    async fn lines(&self, count: usize) -> Vec<Value> {
+        until("the lines are written", async || {
+            self.text().ends_with('\n') && self.text().lines().count() >= count
+        })
+        .await;
+        self.text()
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a line is one JSON object"))
+            .collect()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A router with an access log before one simulated worker.
+async fn logging(file: &File, blocks: bool) -> (TestRouter, Running) {
+    let engine = EngineConfig {
+        model: "m".to_owned(),
+        enable_prompt_tokens_details: true,
+        time_scale: 100.0,
+        ..EngineConfig::default()
+    };
+    let fleet = Fleet::start(vec![engine]).await.expect("a free port");
+    let mut config = TestRouter::config(Mode::Kv, &[]);
+    let url = Origin::parse(&format!("http://{}", fleet.addresses()[0])).expect("an address");
+    config.workers.fixed = vec![Worker { url, capacity_tokens: None, prefill_speed: None }];
+    config.log.access.to = LogTo::File(file.0.clone());
+    config.log.access.blocks = blocks;
+    (TestRouter::start(config).await, fleet)
+}
+
+fn chat(tail: &str) -> String {
+    let prefix = "The quick brown fox jumps over the lazy dog. ".repeat(60);
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"{prefix}{tail}"}}],"max_tokens":4,"stream":true,"stream_options":{{"include_usage":true}}}}"#
+    )
+}
+
+#[tokio::test]
+async fn each_request_has_a_line_that_can_be_played_again() {
+    let file = File::new("lines.jsonl");
+    let (router, _fleet) = logging(&file, true).await;
+    let mut client = router.client().await;
+    for body in [
+        chat(&"Once more. ".repeat(50)),
+        chat(&"And again. ".repeat(50)),
+        r#"{"model":"m","messages":7}"#.to_owned(),
+    ] {
+        client.post("/v1/chat/completions", body).await;
+    }
+    client.post("/reset_prefix_cache", "").await;
+    let lines = file.lines(4).await;
+    let [first, second, bad, blocked] = &lines[..] else { panic!("four lines: {lines:?}") };
+
+    for line in [first, second] {
+        assert_eq!(
+            (&line["route"], &line["model"], &line["outcome"]),
+            (&"chat".into(), &"m".into(), &"ok".into())
+        );
+        assert_eq!((&line["status"], &line["output_tokens"]), (&200.into(), &4.into()));
+        assert!(
+            line["ttft_ms"].as_f64() <= line["duration_ms"].as_f64() && line["ttft_ms"].is_f64(),
+            "{line}"
+        );
+        assert!(line["worker"].is_string() && line["request_id"].is_string(), "{line}");
+    }
+    assert_eq!((&first["reason"], &first["cached_tokens"]), (&"only".into(), &0.into()));
+    assert!(second["cached_tokens"].as_u64() > Some(400), "{second}");
+    assert!(second["predicted_cached_tokens"].as_u64() > Some(400), "{second}");
+    assert_eq!((&bad["outcome"], &bad["status"]), (&"client_error".into(), &400.into()));
+    assert_eq!(blocked["route"], "blocked");
+    assert!(blocked.get("worker").is_none() && blocked.get("blocks").is_none(), "{blocked}");
+    assert!(!file.text().contains("fox"), "nothing of prompts");
+
+    // Only what reached a prompt can be played; the import says so of the line that did not.
+    assert_eq!(Schema::of(&file.0).expect("a known schema"), Schema::Access);
+    let mut bad_lines = Vec::new();
+    let trace = schema::load_all(&file.0, Schema::Access, &Reading::default(), &mut |error| {
+        bad_lines.push(error.to_string());
+        Ok(())
+    })
+    .expect("good lines");
+    assert_eq!((trace.requests.len(), bad_lines.len()), (3, 1), "{bad_lines:?}");
+    let [a, b] = [0, 1].map(|at| trace.requests[at].blocks.chain());
+    let shared = a.iter().zip(b.iter()).take_while(|(a, b)| a == b).count();
+    assert!(shared >= 9 && shared < a.len(), "{shared} of {} blocks are the prefix", a.len());
+}
+
+#[tokio::test]
+async fn without_blocks_it_is_a_log_and_no_more() {
+    let file = File::new("plain.jsonl");
+    let (router, _fleet) = logging(&file, false).await;
+    router.client().await.post("/v1/chat/completions", chat("Once.")).await;
+    assert!(file.lines(1).await[0].get("blocks").is_none());
+    let refused = schema::load(&file.0, &Reading::default()).expect_err("nothing to play");
+    assert!(refused.to_string().contains("log.access.blocks"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_has_its_line_too() {
+    let file = File::new("left.jsonl");
+    let (router, _fleet) = logging(&file, true).await;
+    let mut client = router.client().await;
+    let body = chat("Once.").replace("\"max_tokens\":4", "\"max_tokens\":2000");
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    client.send(head + &body).await;
+    client.head().await.expect("the stream begins");
+    client.reset();
+    let lines = file.lines(1).await;
+    assert_eq!(lines[0]["outcome"], "client_gone");
+    assert!(lines[0]["worker"].is_string());
+}
