@@ -39,6 +39,14 @@ impl<'b> Rest<'b> {
     }
 }
 
+impl<'b> Rest<'b> {
+    /// Up to the first carriage return, which must end the line.
+    fn trailer(&mut self) -> Option<&'b [u8]> {
+        let end = self.0.iter().position(|byte| *byte == b'\r')?;
+        self.take(end + 2)?.strip_suffix(b"\r\n")
+    }
+}
+
 fn is_token(name: &[u8]) -> bool {
     let odd = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte));
     !name.is_empty() && !name.iter().any(odd)
@@ -90,12 +98,12 @@ fn chunks(rest: &mut Rest<'_>) -> Option<Vec<u8>> {
     loop {
         let line = rest.line(false)?;
         let size = line.split(|byte| *byte == b';').next()?.trim_ascii_end();
-        if size.is_empty() || size.len() > 16 || !size.iter().all(u8::is_ascii_hexdigit) {
+        if size.is_empty() || !size.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
         let size = usize::from_str_radix(std::str::from_utf8(size).ok()?, 16).ok()?;
         if size == 0 {
-            while !rest.line(false)?.is_empty() {}
+            while !rest.trailer()?.is_empty() {}
             return Some(body);
         }
         body.extend_from_slice(rest.take(size)?);

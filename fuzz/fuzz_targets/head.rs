@@ -41,7 +41,14 @@ fn bench() -> Bench {
         config.limits.head = 8 << 10;
         (TestRouter::start(config).await, engine)
     });
-    Bench { runtime, router, engine }
+    let bench = Bench { runtime, router, engine };
+    // Where nothing reaches a worker, nothing is shown.
+    let plain = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}";
+    let (answers, broken) = bench.runtime.block_on(converse(&bench, &plain.repeat(2), 9));
+    assert_eq!((bench.engine.seen().len(), broken), (2, false));
+    assert_eq!(http1::check_answers(&answers, &[b"POST", b"POST"], false), Ok(2));
+    bench.engine.forget_seen();
+    bench
 }
 
 thread_local! {
