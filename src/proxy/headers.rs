@@ -72,12 +72,23 @@ impl UpstreamHead {
         {
             vacant.insert(id);
         }
-        let target = uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-        Ok(UpstreamHead { method, target: Uri::from(target), headers })
+        Ok(UpstreamHead { method, target: Uri::from(path_of(uri)), headers })
     }
 
     pub fn request_id(&self) -> Option<&HeaderValue> {
         self.headers.get(REQUEST_ID)
+    }
+}
+
+/// The target as a path. An absolute one may have none (RFC 9112, 3.2.1): then it is the root.
+fn path_of(uri: Uri) -> PathAndQuery {
+    let root = PathAndQuery::from_static("/");
+    let Some(path) = uri.into_parts().path_and_query else { return root };
+    match path.as_str() {
+        // An empty one says so too.
+        "/" => root,
+        rooted if rooted.starts_with(['/', '*']) => path,
+        query => PathAndQuery::try_from(format!("/{query}")).unwrap_or(root),
     }
 }
 
@@ -202,6 +213,24 @@ mod tests {
 
     fn upstream(uri: &str, headers: &[(&str, &str)]) -> UpstreamHead {
         UpstreamHead::of(parts("POST", uri, headers), "10.1.2.3:4567".parse().unwrap(), "http", 7).unwrap()
+    }
+
+    #[test]
+    fn a_worker_is_always_asked_for_a_path() {
+        for (uri, target) in [
+            ("/a%2f/b?c=%20", "/a%2f/b?c=%20"),
+            ("//a", "//a"),
+            ("*", "*"),
+            ("http://a", "/"),
+            ("http://a#b", "/"),
+            ("http://a?b", "/?b"),
+            ("other://a", "/"),
+            ("other://a?b", "/?b"),
+            ("a:80", "/"),
+        ] {
+            let sent = upstream(uri, &[]).target.into_parts().path_and_query.expect("a path");
+            assert_eq!(sent.as_str(), target, "{uri}");
+        }
     }
 
     #[test]
