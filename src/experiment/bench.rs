@@ -137,6 +137,7 @@ async fn run_measure(args: &MeasureArgs, out: &mut (dyn Write + Send)) -> Result
     page::check(&args.reports)?;
     let mut report = measure(args).await?;
     page::write(&args.reports, &report.page(args), &report)?;
+    let versus = compare::within(&report.points);
     if !args.samples {
         report.points.iter_mut().for_each(Point::drop_samples);
     }
@@ -155,6 +156,10 @@ async fn run_measure(args: &MeasureArgs, out: &mut (dyn Write + Send)) -> Result
         if report.keep_alive { "kept connections" } else { "a new connection for each request" }
     )?;
     writeln!(out, "{}", report::points_table(&report.points))?;
+    if !versus.is_empty() {
+        let (header, rows) = compare::versus_sheet(&versus);
+        writeln!(out, "{}", report::table(header, rows))?;
+    }
     for note in report::notes(&report.points) {
         writeln!(out, "note: {note}")?;
     }

@@ -149,6 +149,59 @@ pub fn run(args: &CompareArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     Ok(())
 }
 
+/// What the same requests did on two targets of one report.
+#[derive(Clone, Debug)]
+pub struct Versus {
+    pub a: String,
+    pub b: String,
+    /// The workload, or the number of prefixes.
+    pub place: String,
+    pub differences: Vec<Difference>,
+}
+
+/// The first target of a report against each of the others, point by point: what a layer in between costs, or a mode is worth. Each
+/// interval holds with 95 % confidence by itself. Needs the single requests.
+pub fn within(points: &[Point]) -> Vec<Versus> {
+    let has_samples = |point: &&Point| point.runs.iter().all(|run| !run.samples.is_empty());
+    let Some(first) = points.first().map(|point| &point.mode) else { return Vec::new() };
+    let mut all = Vec::new();
+    for a in points.iter().filter(|point| point.mode == *first).filter(has_samples) {
+        let is_like = |b: &&Point| {
+            b.mode != *first
+                && (b.prefixes, b.concurrency, &b.played) == (a.prefixes, a.concurrency, &a.played)
+        };
+        for b in points.iter().filter(is_like).filter(has_samples) {
+            let place = match &a.played {
+                Some(played) => played.workload.clone(),
+                None => format!("{} prefixes, {} in flight", a.prefixes, a.concurrency),
+            };
+            let differences = compare(a, b, ERROR_RATE);
+            all.push(Versus { a: a.mode.clone(), b: b.mode.clone(), place, differences });
+        }
+    }
+    all
+}
+
+/// The table of [`within`]: its titles, and a row a figure.
+pub fn versus_sheet(all: &[Versus]) -> ([&'static str; 6], Vec<[String; 6]>) {
+    let row = |versus: &Versus, one: &Difference| {
+        let figure = |value: f64| format!("{value:.2}");
+        [
+            format!("{} against {}: {}", versus.b, versus.a, versus.place),
+            one.figure.to_owned(),
+            figure(one.a),
+            figure(one.b),
+            format!("{:+.2}", one.b - one.a),
+            match one.differs {
+                true => format!("{:+.2} to {:+.2}", one.low, one.high),
+                false => "no difference".to_owned(),
+            },
+        ]
+    };
+    let rows = all.iter().flat_map(|versus| versus.differences.iter().map(move |one| row(versus, one)));
+    (["the same requests", "figure", "first", "second", "difference", "95 % interval"], rows.collect())
+}
+
 #[derive(Deserialize)]
 struct Report {
     points: Vec<Point>,
@@ -305,6 +358,24 @@ mod tests {
     fn verdicts(a: &Point, b: &Point) -> Vec<(&'static str, bool)> {
         let level = ERROR_RATE / FIGURES.len() as f64;
         compare(a, b, level).iter().map(|one| (one.figure, one.differs)).collect()
+    }
+
+    #[test]
+    fn targets_of_one_report_are_held_against_the_first() {
+        let named =
+            |name: &str, seed: u64, hit_ms: f64| Point { mode: name.into(), ..point(seed, 0.5, hit_ms) };
+        let all = within(&[named("direct", 1, 10.0), named("through", 1, 14.0), named("twice", 1, 10.0)]);
+        let names: Vec<_> = all.iter().map(|versus| (versus.a.as_str(), versus.b.as_str())).collect();
+        assert_eq!(names, [("direct", "through"), ("direct", "twice")]);
+        let mean = |versus: &Versus| {
+            versus.differences.iter().find(|one| one.figure == "TTFT mean ms").cloned().unwrap()
+        };
+        let through = mean(&all[0]);
+        assert!(through.differs && through.low > 1.0 && through.high < 3.0, "half of them hit: {through:?}");
+        assert!(!mean(&all[1]).differs);
+        let (header, rows) = versus_sheet(&all);
+        assert_eq!(header.len(), rows[0].len());
+        assert!(within(&[named("alone", 1, 10.0)]).is_empty());
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -28,16 +30,33 @@ pub type Connection = SendRequest<Full<Bytes>>;
 pub struct Target {
     authority: String,
     path_prefix: String,
-    addresses: Vec<SocketAddr>,
+    /// Of each server: connections are made to them in turns.
+    servers: Vec<Vec<SocketAddr>>,
+    turn: Arc<AtomicUsize>,
     headers: HeaderMap,
 }
 
 impl Target {
-    /// `url` is `http://HOST[:PORT][/PATH]`; a trailing `/v1` is dropped, since the paths of requests bring it along.
+    /// `urls` is `http://HOST[:PORT][/PATH]`, or several of them between commas: servers that are one target together, as replicas of
+    /// a router are. The first stands for all in reports and in the `Host` of requests.
     ///
     /// # Errors
-    /// If `url` is no such URL, its scheme is not `http`, or its host does not resolve.
-    pub async fn resolve(url: &str) -> Result<Target> {
+    /// If one of them is no such URL, its scheme is not `http`, or its host does not resolve.
+    pub async fn resolve(urls: &str) -> Result<Target> {
+        let mut parts = urls.split(',');
+        let mut target = Target::resolve_one(parts.next().unwrap_or_default().trim()).await?;
+        for url in parts {
+            let other = Target::resolve_one(url.trim()).await?;
+            if other.path_prefix != target.path_prefix {
+                bail!("`{urls}`: the parts of one target must have the same path");
+            }
+            target.servers.extend(other.servers);
+        }
+        Ok(target)
+    }
+
+    /// A trailing `/v1` is dropped, since the paths of requests bring it along.
+    async fn resolve_one(url: &str) -> Result<Target> {
         let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let uri: Uri = with_scheme.parse().with_context(|| format!("`{url}` is not a URL"))?;
         if uri.scheme_str() != Some("http") {
@@ -52,7 +71,13 @@ impl Target {
             .collect();
         let path = uri.path().trim_end_matches('/');
         let path_prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        Ok(Target { authority: format!("{host}:{port}"), path_prefix, addresses, headers: HeaderMap::new() })
+        Ok(Target {
+            authority: format!("{host}:{port}"),
+            path_prefix,
+            servers: vec![addresses],
+            turn: Arc::default(),
+            headers: HeaderMap::new(),
+        })
     }
 
     /// Adds `NAME: VALUE` to every request.
@@ -73,7 +98,8 @@ impl Target {
 
     /// Opens a connection; the task that drives it ends with the last request on it.
     pub async fn connect(&self) -> std::io::Result<Connection> {
-        let stream = TcpStream::connect(&self.addresses[..]).await?;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let stream = TcpStream::connect(&self.servers[turn % self.servers.len()][..]).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
@@ -139,7 +165,11 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "http://{}{}", self.authority, self.path_prefix)
+        write!(formatter, "http://{}{}", self.authority, self.path_prefix)?;
+        match self.servers.len() {
+            1 => Ok(()),
+            servers => write!(formatter, " and {} more", servers - 1),
+        }
     }
 }
 
@@ -168,6 +198,23 @@ mod tests {
             let error = format!("{:#}", Target::resolve(url).await.unwrap_err());
             assert!(error.contains(complaint), "{url}: {error}");
         }
+    }
+
+    #[tokio::test]
+    async fn several_servers_are_connected_to_in_turns() {
+        let [one, other] = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [a, b] = [&one, &other].map(|server| server.local_addr().unwrap());
+        let target = Target::resolve(&format!("http://{a},http://{b}")).await.unwrap();
+        for _ in 0..3 {
+            let _first = target.connect().await.unwrap();
+            let _second = target.connect().await.unwrap();
+            // Both have one waiting: an accept would hang otherwise.
+            one.accept().unwrap();
+            other.accept().unwrap();
+        }
+        assert_eq!(target.to_string(), format!("http://{a} and 1 more"));
+        let error = Target::resolve(&format!("http://{a},http://{b}/other")).await.unwrap_err();
+        assert!(error.to_string().contains("the same path"), "{error:#}");
     }
 
     #[tokio::test]

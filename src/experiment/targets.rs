@@ -14,7 +14,7 @@ use crate::experiment::target::Target;
 #[derive(Args, Clone, Debug)]
 pub struct TargetArgs {
     /// What to measure: http://HOST:PORT of a proxy, a Service or an engine. Repeat as NAME=URL to compare several: they
-    /// take turns
+    /// take turns. NAME=URL,URL,.. has several routers before one fleet, connected to in turns
     #[arg(long = "target", value_name = "[NAME=]URL", required = true)]
     pub targets: Vec<Named>,
     /// An engine behind the target, for its /metrics; repeat for each of them. NAME= says behind which target

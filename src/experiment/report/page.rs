@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::charts::{Mark, Paint};
 use super::figures::{self, Charts};
 use super::{Point, notes, sheet};
+use crate::experiment::compare::{versus_sheet, within};
 
 /// Everything that a report shows.
 #[derive(Debug)]
@@ -83,6 +84,14 @@ impl Page<'_> {
         for row in rows {
             text.push_str(&format!("| {} |\n", row.join(" | ")));
         }
+        let all = within(self.points);
+        if !all.is_empty() {
+            let (header, rows) = versus_sheet(&all);
+            text.push_str(&format!("\n| {} |\n|{}\n", header.join(" | "), " ---: |".repeat(header.len())));
+            for row in rows {
+                text.push_str(&format!("| {} |\n", row.join(" | ")));
+            }
+        }
         for note in notes(self.points) {
             text.push_str(&format!("\nNote: {note}\n"));
         }
@@ -102,6 +111,9 @@ impl Page<'_> {
         for chart in &bars {
             drawn.push(figure(&chart.title, &chart.legend(), &chart.svg()?));
         }
+        let (header, rows) = sheet(self.points);
+        let all = within(self.points);
+        let (versus_header, versus_rows) = versus_sheet(&all);
         let page = html! {
             (DOCTYPE)
             html lang="en" {
@@ -120,7 +132,11 @@ impl Page<'_> {
                     }
                     div.charts { @for chart in &drawn { (chart) } }
                     h2 { "All figures" }
-                    (self.html_table())
+                    (html_table(&header, &rows))
+                    @if !all.is_empty() {
+                        h2 { "Target against target" }
+                        (html_table(&versus_header, &versus_rows))
+                    }
                     @for note in notes(self.points) {
                         p.note { "Note: " (note) }
                     }
@@ -129,17 +145,16 @@ impl Page<'_> {
         };
         Ok(page.into_string())
     }
+}
 
-    fn html_table(&self) -> Markup {
-        let (header, rows) = sheet(self.points);
-        html! {
-            div.wide {
-                table {
-                    thead { tr { @for title in header { th { (title.replace('\n', " ")) } } } }
-                    tbody {
-                        @for row in rows {
-                            tr { @for cell in row { td { (cell) } } }
-                        }
+fn html_table(header: &[&str], rows: &[impl AsRef<[String]>]) -> Markup {
+    html! {
+        div.wide {
+            table {
+                thead { tr { @for title in header { th { (title.replace('\n', " ")) } } } }
+                tbody {
+                    @for row in rows {
+                        tr { @for cell in row.as_ref() { td { (cell) } } }
                     }
                 }
             }
