@@ -12,6 +12,9 @@ use crate::core::tally::Traffic;
 /// Fewer uses than this are no sign of popularity.
 const MIN_USES: f64 = 3.0;
 
+/// A prefix moves only to a worker that is so many times as fast: what is less may be chance, or pass.
+const MUCH_FASTER: f64 = 1.5;
+
 /// Candidates for which displacement is worked out, at most; beyond that, the price without it decides.
 const MAX_DISPLACEMENTS: usize = 64;
 
@@ -190,7 +193,7 @@ impl<'a> View<'a> {
         for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
             let terms = &mut candidate.terms;
             let extra = terms.uncached - terms.popular - rest;
-            if terms.speed <= slow || extra <= 0.0 {
+            if terms.speed < MUCH_FASTER * slow || extra <= 0.0 {
                 continue;
             }
             let saved = f64::from(*uses) * rest * (1.0 / slow - 1.0 / terms.speed);
