@@ -178,7 +178,7 @@ fn check(args: &MeasureArgs) -> Result<()> {
 
 async fn measure(args: &MeasureArgs) -> Result<Report> {
     let subjects = args.at.learn(args.output_tokens).await?;
-    let report = measure_all(args, &subjects.list).await;
+    let report = subjects.unless_interrupted(measure_all(args, &subjects.list)).await;
     subjects.restore().await?;
     report
 }

@@ -160,9 +160,10 @@ pub struct Versus {
 }
 
 /// The first target of a report against each of the others, point by point: what a layer in between costs, or a mode is worth. Each
-/// interval holds with 95 % confidence by itself. Needs the single requests.
+/// interval holds with 95 % confidence by itself. Needs the single requests, a hundred of each run.
 pub fn within(points: &[Point]) -> Vec<Versus> {
-    let has_samples = |point: &&Point| point.runs.iter().all(|run| !run.samples.is_empty());
+    // A few stretches say nothing of how they vary.
+    let has_samples = |point: &&Point| point.runs.iter().all(|run| run.samples.len() >= 5 * STRETCH);
     let Some(first) = points.first().map(|point| &point.mode) else { return Vec::new() };
     let mut all = Vec::new();
     for a in points.iter().filter(|point| point.mode == *first).filter(has_samples) {

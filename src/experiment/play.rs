@@ -144,7 +144,7 @@ async fn measure(args: &PlayArgs) -> Result<Report> {
     // Before anything is asked of a target: a bad line should not cost a wait.
     let trace = args.trace.as_deref().map(|path| scene::load(path, args)).transpose()?;
     let subjects = args.at.learn(1).await?;
-    let points = play_all(args, trace, &subjects.list).await;
+    let points = subjects.unless_interrupted(play_all(args, trace, &subjects.list)).await;
     subjects.restore().await?;
     Ok(Report {
         points: points?,
@@ -170,6 +170,7 @@ async fn play_all(args: &PlayArgs, trace: Option<scene::Loaded>, subjects: &[Sub
     for scene in &scenes {
         workloads.push(scene.make(args.seed)?);
     }
+    workloads.iter().try_for_each(|workload| end_in_time(&workload.arrivals))?;
     let units = |cell: &Cell| workloads[cell.prefixes].requests.len() as u64;
     let progress = Progress::new(cells.iter().map(units).sum());
     let mut done: Vec<(Cell, Figures)> = Vec::new();
@@ -197,6 +198,24 @@ async fn play_all(args: &PlayArgs, trace: Option<scene::Loaded>, subjects: &[Sub
     }
     progress.finish();
     Ok(points(&scenes, &workloads, subjects, &cells, &done))
+}
+
+/// Refuses times that nobody waits for: mostly they are a unit or a sign gone wrong.
+fn end_in_time(arrivals: &Arrivals) -> Result<()> {
+    const MOST_DAYS: f64 = 30.0;
+    let mut due: Box<dyn Iterator<Item = f64>> = match arrivals {
+        Arrivals::Closed { .. } => return Ok(()),
+        Arrivals::Open(at) => Box::new(at.iter().copied()),
+        Arrivals::Sessions { starts, .. } => Box::new(starts.iter().map(|&(at, _)| at)),
+    };
+    let late = due.find(|at| !at.is_finite() || *at > MOST_DAYS * 86_400.0);
+    match late {
+        Some(at) => bail!(
+            "a request is due {at:.0} s after the first one, later than {MOST_DAYS} days: look at the file's times, --speed, --load \
+             or --rate"
+        ),
+        None => Ok(()),
+    }
 }
 
 /// One run of one workload on one target.
@@ -263,7 +282,13 @@ fn points(
         let (scene, subject) = (&scenes[first.prefixes], &subjects[first.target]);
         let workers = (!subject.workers.is_empty()).then(|| subject.workers.len());
         let figures = runs.into_iter().map(|(_, figures)| figures.clone()).collect();
-        let point = Point::of(&subject.name, workers, scene.prefixes, scene.concurrency, figures, false)?;
+        let mut point = Point::of(&subject.name, workers, scene.prefixes, scene.concurrency, figures, false)?;
+        if point.median.usage_token_share > workloads[first.prefixes].ceiling() + 0.02 {
+            point.median.notes.push(
+                "more was cached than these requests can have left: the engines had met them before; reset their caches"
+                    .to_owned(),
+            );
+        }
         let played = Played { workload: scene.label.clone(), ceiling: workloads[first.prefixes].ceiling() };
         Some(Point { played: Some(played), ..point })
     };

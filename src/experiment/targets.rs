@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::experiment::counters::Workers;
 use crate::experiment::prompts::Api;
@@ -91,6 +92,19 @@ pub struct Subjects {
 }
 
 impl Subjects {
+    /// Does the work, or breaks it off on SIGINT or SIGTERM, so that a warmroute can be switched back.
+    ///
+    /// # Errors
+    /// The work's, or that it was interrupted.
+    pub async fn unless_interrupted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            done = work => done,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("interrupted"),
+        }
+    }
+
     /// Switches a warmroute whose modes were compared back to the one it was in.
     ///
     /// # Errors

@@ -71,6 +71,7 @@ impl Row for BlockRow {
 pub struct AccessRow {
     /// Milliseconds since 1970.
     pub timestamp: f64,
+    pub route: String,
     pub prompt_tokens: u32,
     pub output_tokens: Option<u32>,
     /// Tokens of the first block.
@@ -81,7 +82,16 @@ pub struct AccessRow {
 
 impl Row for AccessRow {
     fn check(&self) -> Result<(), String> {
+        /// More than any engine takes.
+        const MOST: u32 = 16_000_000;
         check_arrival(self.timestamp, self.prompt_tokens.max(1))?;
+        if !self.has_prompt() {
+            return Ok(());
+        }
+        let lengths = [self.prompt_tokens, self.output_tokens.unwrap_or(0)];
+        if let Some(tokens) = lengths.into_iter().find(|&tokens| tokens > MOST) {
+            return Err(format!("{tokens} tokens are no length of a prompt or an answer"));
+        }
         match self.block_tokens {
             Some(tokens) if !(1.0..=65_536.0).contains(&tokens) => {
                 Err(format!("block_tokens {tokens} is no length of a block"))
@@ -93,6 +103,11 @@ impl Row for AccessRow {
 }
 
 impl AccessRow {
+    /// Whether it is of a request with a prompt, and not of another path.
+    pub fn has_prompt(&self) -> bool {
+        matches!(self.route.as_str(), "chat" | "completions" | "responses" | "messages")
+    }
+
     /// The blocks' hashes.
     ///
     /// # Errors

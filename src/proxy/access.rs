@@ -7,6 +7,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
@@ -24,9 +25,28 @@ use crate::metrics::{Label, Outcome, Route};
 /// Lines that may wait to be written.
 const WAITING: usize = 16_384;
 
+/// Counts what cannot be written: a line is handed over whole.
+struct Counting<W> {
+    to: W,
+    failed: Arc<AtomicU64>,
+}
+
+impl<W: Write> Write for Counting<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.to.write(line).inspect_err(|_| {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
 /// Where the lines go.
 pub struct AccessLog {
     writer: Option<NonBlocking>,
+    failed: Arc<AtomicU64>,
     share: f64,
     blocks: bool,
 }
@@ -37,7 +57,9 @@ impl AccessLog {
     /// # Errors
     /// If its file cannot be opened.
     pub fn open(settings: &Settings) -> io::Result<(AccessLog, Option<WorkerGuard>)> {
+        let failed: Arc<AtomicU64> = Arc::default();
         let build = |to: Box<dyn Write + Send>| {
+            let to = Counting { to, failed: failed.clone() };
             NonBlockingBuilder::default().buffered_lines_limit(WAITING).finish(to)
         };
         let (writer, guard) = match &settings.to {
@@ -48,7 +70,7 @@ impl AccessLog {
                 Some(build(Box::new(file))).unzip()
             }
         };
-        Ok((AccessLog { writer, share: settings.share, blocks: settings.blocks }, guard))
+        Ok((AccessLog { writer, failed, share: settings.share, blocks: settings.blocks }, guard))
     }
 
     /// Begins the line of a request, if it is to have one.
@@ -81,7 +103,8 @@ impl AccessLog {
 
     /// Lines lost since the start.
     pub fn lost(&self) -> u64 {
-        self.writer.as_ref().map_or(0, |writer| writer.error_counter().dropped_lines() as u64)
+        let dropped = |writer: &NonBlocking| writer.error_counter().dropped_lines() as u64;
+        self.failed.load(Ordering::Relaxed) + self.writer.as_ref().map_or(0, dropped)
     }
 }
 

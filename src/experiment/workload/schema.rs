@@ -243,7 +243,9 @@ fn access(file: &mut File<'_>) -> Result<Trace, TraceError> {
     let mut rows = Vec::new();
     file.each(|row: AccessRow| {
         let hashes: Vec<BlockHash> = row.hashes()?.into_iter().map(BlockHash).collect();
-        rows.push((row, Widths::GROWING.evened(&hashes)));
+        if row.has_prompt() {
+            rows.push((row, Widths::GROWING.evened(&hashes)));
+        }
         Ok(())
     })?;
     let mut lengths: Vec<f64> = rows.iter().filter_map(|(row, _)| row.block_tokens).collect();
