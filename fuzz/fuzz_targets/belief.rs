@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use libfuzzer_sys::fuzz_target;
-use warmroute::core::cache::{Bounds, Cache, Claim, Witness};
+use warmroute::core::cache::{Bounds, Cache, Claim, Pushed, Witness};
 use warmroute::core::ids::{BlockHash, WorkerId};
 use warmroute::core::index::Index;
 
