@@ -187,7 +187,7 @@ fn few_hot_prefixes_spread_at_the_cost_of_few_misses() {
                 let _ = running.pop_front().map(|oldest| oldest.finish(Finished::default(), now + 0.09));
             }
         }
-        assert!(misses <= 7, "seed {seed}: {misses} misses, of which two are the first meetings");
+        assert!(misses <= 6, "seed {seed}: {misses} misses, of which two are the first meetings");
         assert!(used.iter().filter(|used| **used).count() >= 3, "seed {seed}: {used:?}");
     }
 }
