@@ -13,8 +13,9 @@ use crate::experiment::matrix::{self, Cell, Journal, Measured};
 use crate::experiment::play::{self, PlayArgs};
 use crate::experiment::progress::Progress;
 use crate::experiment::published::PREFIXES_A_WORKER;
-use crate::experiment::report::page::{self, Page};
-use crate::experiment::report::{self, Point};
+use crate::experiment::report::Point;
+use crate::experiment::report::outputs::{self, Outputs};
+use crate::experiment::report::page::Page;
 use crate::experiment::service::{self, Settings};
 use crate::experiment::sizing::{Sizes, Wanted};
 use crate::experiment::subject::Subject;
@@ -71,15 +72,8 @@ pub struct MeasureArgs {
     /// Remember finished runs in this file, and go on from it after an interruption
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
-    /// Print JSON instead of the table
-    #[arg(long)]
-    pub json: bool,
-    /// With --json, add every single request, which `bench compare` needs
-    #[arg(long, requires = "json")]
-    pub samples: bool,
-    /// Leave a report in this file: .html with charts, .md or .json (with every single request); may be repeated
-    #[arg(long = "report", value_name = "FILE")]
-    pub reports: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outputs: Outputs,
 }
 
 /// What `bench --json` prints.
@@ -90,13 +84,16 @@ pub struct Report {
     pub runs: u64,
     pub keep_alive: bool,
     pub output_tokens: u32,
+    /// In words.
+    #[serde(skip)]
+    prompts: String,
     /// Prompts of this experiment that the cache of one worker holds, if the engines say how large it is.
     pub prefixes_a_worker: Option<f64>,
     pub points: Vec<Point>,
 }
 
-impl Report {
-    fn page(&self, args: &MeasureArgs) -> Page<'_> {
+impl outputs::Measured for Report {
+    fn page(&self) -> Page<'_> {
         let one = |target: &ReportedTarget| format!("{} = {} ({})", target.name, target.url, target.model);
         let connections = if self.keep_alive { "kept connections" } else { "a new one for each request" };
         Page {
@@ -104,17 +101,33 @@ impl Report {
             facts: vec![
                 ("targets", self.targets.iter().map(one).collect::<Vec<_>>().join(", ")),
                 ("connections", connections.to_owned()),
-                (
-                    "prompts",
-                    format!("about {} tokens, {} shared by a group", args.prompt_tokens, args.prefix_tokens),
-                ),
+                ("prompts", self.prompts.clone()),
                 ("answers", format!("{} tokens", self.output_tokens)),
                 ("runs", format!("{} of each point; the median of each figure", self.runs)),
                 ("seed", self.seed.to_string()),
             ],
             points: &self.points,
+            versus: compare::within(&self.points),
             prefixes_a_worker: self.prefixes_a_worker,
         }
+    }
+
+    fn points_mut(&mut self) -> &mut [Point] {
+        &mut self.points
+    }
+
+    fn print(&self, page: &Page<'_>, out: &mut dyn Write) -> Result<()> {
+        let targets: Vec<String> =
+            self.targets.iter().map(|target| format!("{} ({})", target.name, target.url)).collect();
+        writeln!(
+            out,
+            "Service experiment on {}: {} run(s) a point, the median of each figure; {}",
+            targets.join(", "),
+            self.runs,
+            if self.keep_alive { "kept connections" } else { "a new connection for each request" }
+        )?;
+        write!(out, "{}", page.text())?;
+        Ok(())
     }
 }
 
@@ -134,36 +147,8 @@ pub async fn run(args: &BenchArgs, out: &mut (dyn Write + Send)) -> Result<()> {
 
 async fn run_measure(args: &MeasureArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     check(args)?;
-    page::check(&args.reports)?;
-    let mut report = measure(args).await?;
-    page::write(&args.reports, &report.page(args), &report)?;
-    let versus = compare::within(&report.points);
-    if !args.samples {
-        report.points.iter_mut().for_each(Point::drop_samples);
-    }
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-        return Ok(());
-    }
-    let targets: Vec<String> =
-        report.targets.iter().map(|target| format!("{} ({})", target.name, target.url)).collect();
-    writeln!(
-        out,
-        "Service experiment on {}: {} run(s) a point, the median of each figure; {}",
-        targets.join(", "),
-        report.runs,
-        if report.keep_alive { "kept connections" } else { "a new connection for each request" }
-    )?;
-    writeln!(out, "{}", report::points_table(&report.points))?;
-    if !versus.is_empty() {
-        let (header, rows) = compare::versus_sheet(&versus);
-        writeln!(out, "{}", report::table(header, rows))?;
-    }
-    for note in report::notes(&report.points) {
-        writeln!(out, "note: {note}")?;
-    }
-    Ok(())
+    args.outputs.check()?;
+    args.outputs.deliver(measure(args).await?, out)
 }
 
 fn check(args: &MeasureArgs) -> Result<()> {
@@ -236,6 +221,7 @@ async fn measure_all(args: &MeasureArgs, subjects: &[Subject]) -> Result<Report>
     let reported = subjects.iter().zip(&sizes).map(target).collect();
     Ok(Report {
         points: points(subjects, &cells, &measured, is_study(args, prefixes_a_worker)),
+        prompts: format!("about {} tokens, {} shared by a group", args.prompt_tokens, args.prefix_tokens),
         prefixes_a_worker,
         targets: reported,
         seed: args.seed,

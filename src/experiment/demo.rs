@@ -7,7 +7,6 @@
 use std::any::Any;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,12 +19,14 @@ use tokio::task::JoinSet;
 
 use crate::config::{self, Config, Mode};
 use crate::engine::http::{self, EngineConfig, Fleet};
+use crate::experiment::compare;
 use crate::experiment::counters::Workers;
 use crate::experiment::figures::Figures;
 use crate::experiment::progress::Progress;
 use crate::experiment::prompts::Api;
 use crate::experiment::published::{PREFIXES_A_WORKER, routed_formula, service_formula};
-use crate::experiment::report::page::{self, Page};
+use crate::experiment::report::outputs::{self, Outputs};
+use crate::experiment::report::page::Page;
 use crate::experiment::report::{self, Point, p50_p99, percent};
 use crate::experiment::service::{self, Settings};
 use crate::experiment::sizing::{Sizes, Wanted};
@@ -62,12 +63,8 @@ pub struct DemoArgs {
     /// Fixes all requests and their order
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Print JSON instead of the table
-    #[arg(long)]
-    pub json: bool,
-    /// Leave a report in this file: .html with charts, .md or .json; may be repeated
-    #[arg(long = "report", value_name = "FILE")]
-    pub reports: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outputs: Outputs,
 }
 
 /// A proxy that runs until this is dropped.
@@ -114,16 +111,8 @@ pub async fn run(args: &DemoArgs, start_proxy: StartProxy, out: &mut (dyn Write 
     ensure!(!args.prefixes.is_empty() && !args.prefixes.contains(&0), "--prefixes must all be at least 1");
     ensure!(args.runs > 0, "--runs must be at least 1");
     ensure!(args.requests != Some(0), "--requests must be at least 1");
-    page::check(&args.reports)?;
-    let mut report = measure(args, start_proxy).await?;
-    page::write(&args.reports, &report.page(), &report)?;
-    report.points.iter_mut().for_each(Point::drop_samples);
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-        return Ok(());
-    }
-    print(&report, out)
+    args.outputs.check()?;
+    args.outputs.deliver(measure(args, start_proxy).await?, out)
 }
 
 /// One run of one point.
@@ -303,7 +292,15 @@ fn points(args: &DemoArgs, done: &[(Run, Figures)]) -> Vec<Point> {
         .collect()
 }
 
-impl Report {
+impl outputs::Measured for Report {
+    fn points_mut(&mut self) -> &mut [Point] {
+        &mut self.points
+    }
+
+    fn print(&self, _: &Page<'_>, out: &mut dyn Write) -> Result<()> {
+        print(self, out)
+    }
+
     fn page(&self) -> Page<'_> {
         Page {
             title: "Routing by prefix against a Service, on simulated vLLM workers".to_owned(),
@@ -329,6 +326,7 @@ impl Report {
                 ("kv", "this proxy, each request to the worker that has its prefix".to_owned()),
             ],
             points: &self.points,
+            versus: compare::within(&self.points),
             prefixes_a_worker: Some(PREFIXES_A_WORKER),
         }
     }

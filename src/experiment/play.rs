@@ -9,13 +9,15 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use crate::experiment::compare;
 use crate::experiment::figures::{Figures, Shareable};
 use crate::experiment::load::{Jobs, Load};
 use crate::experiment::matrix::{self, Cell};
 use crate::experiment::progress::Progress;
 use crate::experiment::prompts::Writer;
-use crate::experiment::report::page::{self, Page};
-use crate::experiment::report::{self, Played, Point};
+use crate::experiment::report::outputs::{self, Outputs};
+use crate::experiment::report::page::Page;
+use crate::experiment::report::{Played, Point};
 use crate::experiment::scene::{self, Scene};
 use crate::experiment::scribe::{Rendering, Scribe};
 use crate::experiment::subject::Subject;
@@ -67,15 +69,8 @@ pub struct PlayArgs {
     /// Fixes all requests and draws; texts of different seeds share nothing
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Print JSON instead of the table
-    #[arg(long)]
-    pub json: bool,
-    /// With --json, add every single request, which `bench compare` needs
-    #[arg(long, requires = "json")]
-    pub samples: bool,
-    /// Leave a report in this file: .html with charts, .md or .json (with every single request); may be repeated
-    #[arg(long = "report", value_name = "FILE")]
-    pub reports: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outputs: Outputs,
 }
 
 /// What `bench play --json` prints.
@@ -94,27 +89,8 @@ pub struct Report {
 /// If an argument is out of range, the file has a bad line, or a target cannot be measured.
 pub async fn run(args: &PlayArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     check(args)?;
-    page::check(&args.reports)?;
-    let mut report = measure(args).await?;
-    page::write(&args.reports, &report.page(), &report)?;
-    if !args.samples {
-        report.points.iter_mut().for_each(Point::drop_samples);
-    }
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-        return Ok(());
-    }
-    let page = report.page();
-    writeln!(out, "{}", page.title)?;
-    for (word, value) in &page.facts {
-        writeln!(out, "{word}: {value}")?;
-    }
-    writeln!(out, "{}", report::points_table(&report.points))?;
-    for note in report::notes(&report.points) {
-        writeln!(out, "note: {note}")?;
-    }
-    Ok(())
+    args.outputs.check()?;
+    args.outputs.deliver(measure(args).await?, out)
 }
 
 fn check(args: &PlayArgs) -> Result<()> {
@@ -306,7 +282,9 @@ impl Report {
             ("seed", self.seed.to_string()),
         ]
     }
+}
 
+impl outputs::Measured for Report {
     fn page(&self) -> Page<'_> {
         let mut workloads: Vec<&str> =
             self.points.iter().filter_map(|point| Some(point.played.as_ref()?.workload.as_str())).collect();
@@ -315,7 +293,21 @@ impl Report {
             [one] => one.to_owned(),
             _ => "Workloads".to_owned(),
         };
-        Page { title, facts: self.facts(), points: &self.points, prefixes_a_worker: None }
+        let versus = compare::within(&self.points);
+        Page { title, facts: self.facts(), points: &self.points, versus, prefixes_a_worker: None }
+    }
+
+    fn points_mut(&mut self) -> &mut [Point] {
+        &mut self.points
+    }
+
+    fn print(&self, page: &Page<'_>, out: &mut dyn Write) -> Result<()> {
+        writeln!(out, "{}", page.title)?;
+        for (word, value) in &page.facts {
+            writeln!(out, "{word}: {value}")?;
+        }
+        write!(out, "{}", page.text())?;
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod charts;
 mod figures;
+pub mod outputs;
 pub mod page;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};

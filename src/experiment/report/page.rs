@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::charts::{Mark, Paint};
 use super::figures::{self, Charts};
-use super::{Point, notes, sheet};
-use crate::experiment::compare::{versus_sheet, within};
+use super::{Point, notes, points_table, sheet, table};
+use crate::experiment::compare::{Versus, versus_sheet};
 
 /// Everything that a report shows.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Page<'a> {
     /// What was measured and how, as pairs of a word and its value.
     pub facts: Vec<(&'static str, String)>,
     pub points: &'a [Point],
+    /// The first target against each of the others.
+    pub versus: Vec<Versus>,
     /// Prompts of this experiment that the cache of one worker holds, if known: what the formula needs.
     pub prefixes_a_worker: Option<f64>,
 }
@@ -72,6 +74,19 @@ pub fn write(paths: &[PathBuf], page: &Page<'_>, raw: &impl Serialize) -> Result
 }
 
 impl Page<'_> {
+    /// The tables and notes for a terminal.
+    pub fn text(&self) -> String {
+        let mut text = format!("{}\n", points_table(self.points));
+        if !self.versus.is_empty() {
+            let (header, rows) = versus_sheet(&self.versus);
+            text.push_str(&format!("{}\n", table(header, rows)));
+        }
+        for note in notes(self.points) {
+            text.push_str(&format!("note: {note}\n"));
+        }
+        text
+    }
+
     /// The report as Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n", self.title);
@@ -84,9 +99,8 @@ impl Page<'_> {
         for row in rows {
             text.push_str(&format!("| {} |\n", row.join(" | ")));
         }
-        let all = within(self.points);
-        if !all.is_empty() {
-            let (header, rows) = versus_sheet(&all);
+        if !self.versus.is_empty() {
+            let (header, rows) = versus_sheet(&self.versus);
             text.push_str(&format!("\n| {} |\n|{}\n", header.join(" | "), " ---: |".repeat(header.len())));
             for row in rows {
                 text.push_str(&format!("| {} |\n", row.join(" | ")));
@@ -112,8 +126,7 @@ impl Page<'_> {
             drawn.push(figure(&chart.title, &chart.legend(), &chart.svg()?));
         }
         let (header, rows) = sheet(self.points);
-        let all = within(self.points);
-        let (versus_header, versus_rows) = versus_sheet(&all);
+        let (versus_header, versus_rows) = versus_sheet(&self.versus);
         let page = html! {
             (DOCTYPE)
             html lang="en" {
@@ -133,7 +146,7 @@ impl Page<'_> {
                     div.charts { @for chart in &drawn { (chart) } }
                     h2 { "All figures" }
                     (html_table(&header, &rows))
-                    @if !all.is_empty() {
+                    @if !self.versus.is_empty() {
                         h2 { "Target against target" }
                         (html_table(&versus_header, &versus_rows))
                     }
@@ -232,6 +245,7 @@ mod tests {
             title: "A & B".into(),
             facts: vec![("seed", "1".into())],
             points,
+            versus: Vec::new(),
             prefixes_a_worker: Some(3.95),
         }
     }
