@@ -145,14 +145,7 @@ mod tests {
     }
 
     fn request(runs: [Run; 2], prompt_tokens: u32) -> Request {
-        Request {
-            blocks: Blocks::Runs(smallvec![runs[0], runs[1]]),
-            prompt_tokens,
-            output_tokens: 7,
-            shared_tokens: 0,
-            group: 0,
-            content: Content::Made,
-        }
+        Request::new(Blocks::Runs(smallvec![runs[0], runs[1]]), prompt_tokens, 7)
     }
 
     fn words(scribe: &Scribe, request: &Request, index: usize) -> Vec<String> {

@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 use smallvec::smallvec;
 
 use super::shared::{BLOCK_TOKENS, Span, own_run, poisson, prefix_run};
-use super::{Arrivals, Blocks, Content, Request, Workload};
+use super::{Arrivals, Blocks, Request, Workload};
 
 /// Growing conversations.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -43,16 +43,13 @@ impl Chats {
             for turn in 0..self.turns.draw(&mut random) {
                 prompt_tokens += self.message.draw(&mut random).max(1);
                 let output_tokens = self.output.draw(&mut random).max(1);
+                let blocks = Blocks::Runs(smallvec![
+                    prefix_run(0, 0, system),
+                    own_run(conversation as usize, prompt_tokens / BLOCK_TOKENS - system)
+                ]);
                 requests.push(Request {
-                    blocks: Blocks::Runs(smallvec![
-                        prefix_run(0, 0, system),
-                        own_run(conversation as usize, prompt_tokens / BLOCK_TOKENS - system)
-                    ]),
-                    prompt_tokens,
-                    output_tokens,
-                    shared_tokens: 0,
                     group: conversation,
-                    content: Content::Made,
+                    ..Request::new(blocks, prompt_tokens, output_tokens)
                 });
                 let pause = -self.think_s * (1.0 - random.random::<f64>()).ln();
                 think.push((turn > 0).then_some(pause));

@@ -107,6 +107,11 @@ pub struct Run {
 }
 
 impl Blocks {
+    /// A chain as it is.
+    pub fn of(hashes: Arc<[BlockHash]>) -> Blocks {
+        Blocks::Chain { hashes, shared: 0, salt: 0 }
+    }
+
     /// The chained hashes.
     pub fn chain(&self) -> Arc<[BlockHash]> {
         match self {
@@ -145,6 +150,18 @@ pub fn mix(value: u64) -> u64 {
 }
 
 impl Request {
+    /// One whose family, if it has any, only its blocks tell. Lengths are at least 1.
+    pub fn new(blocks: Blocks, prompt_tokens: u32, output_tokens: u32) -> Request {
+        Request {
+            blocks,
+            prompt_tokens: prompt_tokens.max(1),
+            output_tokens: output_tokens.max(1),
+            shared_tokens: 0,
+            group: 0,
+            content: Content::Made,
+        }
+    }
+
     /// Blocks at the head of the prompt that an engine can take from its cache: full ones, and never the last token.
     pub fn reusable_blocks(&self, block_tokens: u32) -> usize {
         ((self.prompt_tokens.max(1) - 1) / block_tokens) as usize
@@ -208,13 +225,9 @@ mod tests {
 
     #[test]
     fn the_ceiling_never_counts_the_last_token() {
-        let request = |prompt_tokens| Request {
-            blocks: Blocks::Runs(smallvec![Run { first: 0, blocks: prompt_tokens / 16 }]),
-            prompt_tokens,
-            output_tokens: 1,
-            shared_tokens: 0,
-            group: 0,
-            content: Content::Made,
+        let request = |prompt_tokens| {
+            let run = Run { first: 0, blocks: prompt_tokens / 16 };
+            Request::new(Blocks::Runs(smallvec![run]), prompt_tokens, 1)
         };
         let workload = |requests: Vec<Request>, uncounted| Workload {
             block_tokens: 16,

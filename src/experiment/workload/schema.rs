@@ -206,15 +206,7 @@ fn blocks(file: &mut File<'_>) -> Result<Trace, TraceError> {
     file.each(|row: BlockRow| {
         let full = (row.input_length / BIG_BLOCK) as usize;
         let hashes = chain_ids(row.hash_ids[..full].iter().copied());
-        let request = Request {
-            blocks: Blocks::Chain { hashes, shared: 0, salt: 0 },
-            prompt_tokens: row.input_length,
-            output_tokens: row.output_length.max(1),
-            shared_tokens: 0,
-            group: 0,
-            content: Content::Made,
-        };
-        timed.push((row.timestamp, request));
+        timed.push((row.timestamp, Request::new(Blocks::of(hashes), row.input_length, row.output_length)));
         Ok(())
     })?;
     Ok(open_loop(BIG_BLOCK, timed))
@@ -224,15 +216,8 @@ fn sizes(file: &mut File<'_>) -> Result<Trace, TraceError> {
     let mut timed: Vec<(f64, Request)> = Vec::new();
     file.each(|row: SizeRow| {
         let run = Run { first: (timed.len() as u64) << 24, blocks: row.input_length / BIG_BLOCK };
-        let request = Request {
-            blocks: Blocks::Runs(smallvec![run]),
-            prompt_tokens: row.input_length,
-            output_tokens: row.output_length.max(1),
-            shared_tokens: 0,
-            group: 0,
-            content: Content::Made,
-        };
-        timed.push((row.timestamp, request));
+        let blocks = Blocks::Runs(smallvec![run]);
+        timed.push((row.timestamp, Request::new(blocks, row.input_length, row.output_length)));
         Ok(())
     })?;
     Ok(open_loop(BIG_BLOCK, timed))
@@ -254,15 +239,8 @@ fn access(file: &mut File<'_>) -> Result<Trace, TraceError> {
         lengths.get(lengths.len() / 2).map_or(TEXT_BLOCK_TOKENS, |tokens| tokens.round() as u32);
     let timed = rows.into_iter().map(|(row, hashes)| {
         let full = ((row.prompt_tokens / block_tokens) as usize).min(hashes.len());
-        let request = Request {
-            blocks: Blocks::Chain { hashes: hashes[..full].into(), shared: 0, salt: 0 },
-            prompt_tokens: row.prompt_tokens.max(1),
-            output_tokens: row.output_tokens.unwrap_or(0).max(1),
-            shared_tokens: 0,
-            group: 0,
-            content: Content::Made,
-        };
-        (row.timestamp, request)
+        let blocks = Blocks::of(hashes[..full].into());
+        (row.timestamp, Request::new(blocks, row.prompt_tokens, row.output_tokens.unwrap_or(0)))
     });
     Ok(open_loop(block_tokens, timed.collect()))
 }
@@ -277,17 +255,8 @@ fn bodies(file: &mut File<'_>) -> Result<Trace, TraceError> {
         }
         let at = body.timestamp_ms.unwrap_or(0.0);
         let body = Arc::new(body);
-        timed.push((
-            at,
-            Request {
-                blocks: Blocks::Chain { hashes: body.chain.clone(), shared: 0, salt: 0 },
-                prompt_tokens: body.prompt_tokens,
-                output_tokens: body.output_tokens,
-                shared_tokens: 0,
-                group: 0,
-                content: Content::Body(body),
-            },
-        ));
+        let request = Request::new(Blocks::of(body.chain.clone()), body.prompt_tokens, body.output_tokens);
+        timed.push((at, Request { content: Content::Body(body), ..request }));
         Ok(())
     })?;
     let trace = open_loop(TEXT_BLOCK_TOKENS, timed);
@@ -347,19 +316,10 @@ fn sessions(file: &mut File<'_>, reading: &Reading) -> Result<Trace, TraceError>
             starts.push(start);
             head = Head::of(&row, reading.shared_heads.then_some(block));
         }
-        let request = Request {
-            blocks: Blocks::Chain {
-                hashes: session_chain(&row, turns.sessions, &head, joined as usize, block),
-                shared: head.blocks,
-                salt: 0,
-            },
-            prompt_tokens: row.input_length,
-            output_tokens: row.output_length.max(1),
-            shared_tokens: 0,
-            group: turns.sessions,
-            content: Content::Made,
-        };
-        turns.add(request, (row.turn > 0).then_some(row.think_s));
+        let hashes = session_chain(&row, turns.sessions, &head, joined as usize, block);
+        let blocks = Blocks::Chain { hashes, shared: head.blocks, salt: 0 };
+        let request = Request::new(blocks, row.input_length, row.output_length);
+        turns.add(Request { group: turns.sessions, ..request }, (row.turn > 0).then_some(row.think_s));
         Ok(())
     })?;
     Ok(turns.trace(block, Some(starts)))
@@ -402,15 +362,10 @@ fn texts(file: &mut File<'_>, reading: &Reading) -> Result<Trace, TraceError> {
         // The trace has no think times: what is left of the gap between two requests after the answer's generation.
         let pause = (row.turn > 0).then_some(((row.t_ms - sent) / 1e3 - answer).max(0.0));
         (sent, answer) = (row.t_ms, f64::from(output_tokens) / 40.0);
-        let request = Request {
-            blocks: Blocks::Chain { hashes: text_chain(&row.input), shared: 0, salt: 0 },
-            prompt_tokens: (row.input.chars().count() / CHARS_PER_TOKEN).max(1) as u32,
-            output_tokens,
-            shared_tokens: 0,
-            group: turns.sessions,
-            content: if reading.texts { Content::Text(row.input.into()) } else { Content::Made },
-        };
-        turns.add(request, pause);
+        let prompt_tokens = (row.input.chars().count() / CHARS_PER_TOKEN) as u32;
+        let request = Request::new(Blocks::of(text_chain(&row.input)), prompt_tokens, output_tokens);
+        let content = if reading.texts { Content::Text(row.input.into()) } else { Content::Made };
+        turns.add(Request { group: turns.sessions, content, ..request }, pause);
         Ok(())
     })?;
     Ok(turns.trace(TEXT_BLOCK_TOKENS, None))
