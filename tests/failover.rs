@@ -276,15 +276,20 @@ async fn keep_alive_comments_pass_and_are_no_first_token() {
     client.send(request(CHAT, &streamed(1))).await;
     client.head().await.expect("a head");
     assert_eq!(client.piece().await, b"E\r\n: keep-alive\n\n\r\n");
-    let first_tokens =
-        async || router.metric(r#"warmroute_time_to_first_token_seconds_count{predicted="miss"}"#).await;
+    let first_tokens = async || {
+        router
+            .metric(
+                r#"warmroute_time_to_first_token_seconds_count{mode="kv",model="default",predicted="miss"}"#,
+            )
+            .await
+    };
     assert_eq!(first_tokens().await, 0.0);
     gate.open();
     let rest = client.piece().await;
     assert!(String::from_utf8_lossy(&rest).contains("data:{\"choices\":[]}\r\n\r\ndata: {"));
     router.metric_is("warmroute_requests_in_flight", 0.0).await;
     assert_eq!(first_tokens().await, 1.0);
-    assert_eq!(router.metric(r#"warmroute_prompt_tokens_total{model="default"}"#).await, 7.0);
+    assert_eq!(router.metric(r#"warmroute_prompt_tokens_total{mode="kv",model="default"}"#).await, 7.0);
 }
 
 #[tokio::test]

@@ -109,7 +109,14 @@ async fn an_engines_own_word_of_failure_passes_and_is_counted() {
     let failures =
         format!(r#"warmroute_worker_failures_total{{cause="in_stream",worker="{}"}}"#, engine.address());
     assert_eq!(router.metric(&failures).await, 1.0);
-    assert_eq!(router.metric(r#"warmroute_time_to_first_token_seconds_count{predicted="miss"}"#).await, 0.0);
+    assert_eq!(
+        router
+            .metric(
+                r#"warmroute_time_to_first_token_seconds_count{mode="kv",model="default",predicted="miss"}"#
+            )
+            .await,
+        0.0
+    );
 }
 
 #[tokio::test]

@@ -145,7 +145,9 @@ async fn confirmed_share(mode: Mode) -> f64 {
         }
     }
     router.metric_is("warmroute_requests_in_flight", 0.0).await;
-    let total = async |name: &str| router.metric(&format!(r#"{name}{{model="default"}}"#)).await;
+    let mode_label = mode.as_str();
+    let total =
+        async |name: &str| router.metric(&format!(r#"{name}{{mode="{mode_label}",model="default"}}"#)).await;
     let share = total("warmroute_confirmed_cached_tokens_total").await
         / total("warmroute_confirmed_prompt_tokens_total").await;
     if mode == Mode::Kv {
@@ -153,8 +155,11 @@ async fn confirmed_share(mode: Mode) -> f64 {
         let believed = total("warmroute_predicted_cached_tokens_total").await
             / total("warmroute_prompt_tokens_total").await;
         assert!((believed - share).abs() < 0.1, "believed {believed}, confirmed {share}");
-        let hits = router.metric(r#"warmroute_time_to_first_token_seconds_count{predicted="hit"}"#).await;
-        let misses = router.metric(r#"warmroute_time_to_first_token_seconds_count{predicted="miss"}"#).await;
+        let first_tokens = async |predicted: &str| {
+            let labels = format!(r#"{{mode="kv",model="default",predicted="{predicted}"}}"#);
+            router.metric(&format!("warmroute_time_to_first_token_seconds_count{labels}")).await
+        };
+        let (hits, misses) = (first_tokens("hit").await, first_tokens("miss").await);
         assert_eq!(hits + misses, 64.0);
         assert!((8.0..=16.0).contains(&misses), "{misses}");
     }

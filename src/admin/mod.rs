@@ -57,9 +57,7 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
 async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Result<Page, Infallible> {
     let path = request.uri().path();
     Ok(match (request.method(), path) {
-        (&Method::GET | &Method::HEAD, "/metrics") => {
-            page(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", proxy.metrics.render())
-        }
+        (&Method::GET | &Method::HEAD, "/metrics") => metrics(proxy).await,
         (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
         (&Method::GET | &Method::HEAD, "/readyz") => readiness(&proxy),
         (&Method::GET, "/fleet") => object(StatusCode::OK, &fleet(&proxy)),
@@ -74,6 +72,21 @@ async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Result<Page, I
             "not found; there are /metrics /healthz /readyz /fleet /config /mode (GET, PUT)\n",
         ),
     })
+}
+
+/// The page for Prometheus. It is made apart from the threads that have requests to move: with many workers it takes some
+/// milliseconds.
+async fn metrics(proxy: Arc<Proxy>) -> Page {
+    let render = move || {
+        proxy.fleet.show();
+        proxy.metrics.set_phase(proxy.drain.phase());
+        proxy.metrics.render()
+    };
+    match tokio::task::spawn_blocking(render).await {
+        Ok(rendered) => page(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", rendered),
+        // A panic there has printed where it was.
+        Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n"),
+    }
 }
 
 /// Ready while a worker can take requests and the process is not on its way out.

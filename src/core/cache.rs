@@ -119,6 +119,8 @@ pub struct Cache {
     /// The stamp of the newest run.
     stamp: u64,
     epoch: u64,
+    /// Blocks pushed out by others.
+    evicted: u64,
 }
 
 impl Cache {
@@ -137,6 +139,7 @@ impl Cache {
             running: 0,
             stamp: 0,
             epoch: 0,
+            evicted: 0,
         }
     }
 
@@ -156,6 +159,19 @@ impl Cache {
 
     pub fn bounds(&self) -> Bounds {
         self.bounds
+    }
+
+    /// Blocks pushed out since the cache was made, by what others needed or by new bounds.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Memory of the tables that hold the belief, by their sizes.
+    pub fn bytes(&self) -> usize {
+        // A slot of the table has a byte beside it; each block that nobody uses stands in a run.
+        self.table.capacity() * (size_of::<u32>() + 1)
+            + self.blocks.capacity() * (size_of::<Block>() + size_of::<u32>())
+            + self.runs.capacity() * size_of::<Run>()
     }
 
     /// How many of the chain's blocks, from its first on, are held.
@@ -305,7 +321,8 @@ impl Cache {
         for &slot in self.table.iter() {
             witness.dropped(self.blocks[slot as usize].hash);
         }
-        *self = Cache { epoch: self.epoch + 1, stamp: self.stamp, ..Cache::new(self.bounds) };
+        let (epoch, stamp, evicted) = (self.epoch + 1, self.stamp, self.evicted);
+        *self = Cache { epoch, stamp, evicted, ..Cache::new(self.bounds) };
         dropped
     }
 
@@ -443,6 +460,7 @@ impl Cache {
         } else if let Some(slot) = run.blocks.pop() {
             run.content -= u64::from(self.blocks[slot as usize].tokens);
             self.remove(slot, witness);
+            self.evicted += 1;
         }
         self.drop_if_empty(at);
     }

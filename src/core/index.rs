@@ -133,6 +133,11 @@ pub struct Index {
 }
 
 impl Index {
+    /// Memory of the map, by its size; blocks with many holders take some more.
+    pub fn bytes(&self) -> usize {
+        self.holders.capacity() * (size_of::<(BlockHash, Holders)>() + 1)
+    }
+
     /// Distinct blocks that somebody holds.
     pub fn len(&self) -> usize {
         self.holders.len()

@@ -338,6 +338,8 @@ impl Planner {
         let cache = guard.as_ref()?;
         Some(Belief {
             blocks: cache.len(),
+            bytes: cache.bytes(),
+            evicted_blocks: cache.evicted(),
             held_tokens: cache.held_tokens(),
             capacity_tokens: cache.bounds().tokens,
             queue_tokens,
@@ -352,6 +354,11 @@ impl Planner {
     /// Distinct blocks believed to be held by anybody.
     pub fn believed_blocks(&self) -> usize {
         self.index.len()
+    }
+
+    /// Memory of the index.
+    pub fn index_bytes(&self) -> usize {
+        self.index.bytes()
     }
 
     pub(super) fn table(&self) -> parking_lot::MutexGuard<'_, Table> {
@@ -404,6 +411,10 @@ impl Planner {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Belief {
     pub blocks: usize,
+    /// Memory of what is believed of it, without the index.
+    pub bytes: usize,
+    /// Blocks pushed out by others since it joined.
+    pub evicted_blocks: u64,
     /// Tokens in use or reusable, answers included.
     pub held_tokens: u64,
     /// Tokens that are believed to stay cached: what is known of the KV cache's size, corrected by what was confirmed.

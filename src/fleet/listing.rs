@@ -131,7 +131,7 @@ impl Fleet {
             }
             let count = models.as_ref().map(|models| models.names().len());
             tracing::info!(worker = %worker.url, models = count, "the models that it serves");
-            worker.metrics.truth.set_models(count);
+            worker.metrics.set_models(count);
             listed.models = models.map(Arc::new);
         }
         self.republish();

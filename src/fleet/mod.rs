@@ -257,7 +257,7 @@ impl Fleet {
 
     /// Records that what was believed cached on `worker` has been forgotten.
     pub fn forgot(&self, worker: &Worker, reason: Forgot, blocks: usize) {
-        worker.metrics.truth.forgot(reason);
+        worker.metrics.forgot(reason);
         let reason = crate::metrics::Label::as_str(reason);
         tracing::warn!(worker = %worker.url, reason, blocks, "its cache is believed empty");
     }
@@ -301,7 +301,6 @@ impl Fleet {
         let stalled_after = self.settings.load().stalled_after.map(|limit| limit.as_secs_f64());
         let now = self.clock.now();
         for worker in &self.snapshot.load().workers {
-            worker.show_age(now);
             match worker.activity.tick(now, stalled_after) {
                 Found::Progress => self.report(worker, Event::Answered),
                 Found::Stall => self.record(worker, Event::Stalled),
@@ -310,6 +309,25 @@ impl Fleet {
             self.record(worker, Event::Tick);
             worker.pool.close_idle(pool_idle);
         }
+    }
+
+    /// Brings those gauges up to date that follow what is believed and booked, for somebody who is about to read them.
+    pub fn show(&self) {
+        let now = self.clock.now();
+        let mut bytes = self.planner.index_bytes();
+        for worker in &self.snapshot.load().workers {
+            worker.show_age(now);
+            let Some(belief) = self.planner.belief(worker.id, now) else { continue };
+            bytes += belief.bytes;
+            let shown = &worker.metrics;
+            shown.queue_tokens.set(belief.queue_tokens.round() as i64);
+            shown.believed_tokens.set(belief.held_tokens as i64);
+            shown.believed_blocks.set(belief.blocks as i64);
+            shown.set_evicted(belief.evicted_blocks);
+            shown.set_speed(belief.prefill_speed);
+        }
+        self.metrics.believed_blocks.set(self.planner.believed_blocks() as i64);
+        self.metrics.belief_bytes.set(bytes as f64);
     }
 
     fn republish(&self) {

@@ -56,7 +56,7 @@ async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>,
     let settings = fleet.scrape_settings();
     let Some(interval) = settings.interval else {
         loop {
-            fleet.show(&worker, &settings);
+            fleet.judge(&worker, &settings);
             sleep(UNREAD_INTERVAL).await;
         }
     };
@@ -82,7 +82,7 @@ async fn scrape_one(fleet: Arc<Fleet>, worker: Arc<Worker>, key: Option<Secret>,
             Ok(page) => fleet.take_page(&worker, page, before, &settings),
             Err(outcome) => fleet.take_failure(&worker, outcome),
         }
-        fleet.show(&worker, &settings);
+        fleet.judge(&worker, &settings);
         sleep(pause(interval, begun.elapsed(), failures, rand::random())).await;
     }
 }
@@ -171,8 +171,8 @@ impl Fleet {
         if meaning.incomplete {
             return self.take_failure(worker, Scraped::Broken);
         }
-        worker.metrics.truth.scraped(Scraped::Ok);
-        worker.metrics.truth.engine_counted(meaning.hits, meaning.queries);
+        worker.metrics.scraped(Scraped::Ok);
+        worker.metrics.engine_counted(meaning.hits, meaning.queries);
         if let Some(reason) = meaning.forget {
             self.forget(worker, reason);
         }
@@ -183,7 +183,7 @@ impl Fleet {
     }
 
     fn take_failure(&self, worker: &Arc<Worker>, outcome: Scraped) {
-        worker.metrics.truth.scraped(outcome);
+        worker.metrics.scraped(outcome);
         let before = worker.engine.lock().outcome.replace(outcome);
         if before != Some(outcome) {
             // Said once for each new fault.
@@ -231,12 +231,12 @@ impl Fleet {
         let each = if requests > 0 { (asked - expected) / requests as f64 } else { UNKNOWN_PREFILL };
         self.planner.set_foreign_queue(worker.id, meaning.foreign_waiting * each.max(0.0), until);
         self.planner.set_foreign_share(worker.id, meaning.foreign_share);
-        worker.metrics.truth.foreign_requests.set(meaning.foreign_requests);
-        worker.metrics.truth.foreign_share.set(meaning.foreign_share);
+        worker.metrics.foreign_requests.set(meaning.foreign_requests);
+        worker.metrics.foreign_share.set(meaning.foreign_share);
     }
 
-    /// Brings the gauges up to date, and lets go of what has become too old to be known.
-    fn show(&self, worker: &Arc<Worker>, settings: &Scrape) {
+    /// Says what the belief stands on, and lets go of what has become too old to be known.
+    fn judge(&self, worker: &Arc<Worker>, settings: &Scrape) {
         let now = self.clock.now();
         if !self.is_current(worker) {
             return;
@@ -260,10 +260,10 @@ impl Fleet {
             _ if frozen => Basis::Frozen,
             _ => Basis::NoUsage,
         };
-        let truth = &worker.metrics.truth;
-        truth.set_basis(basis);
-        truth.set_capacity(told, belief.capacity_tokens);
-        truth.credit.set(belief.credit);
+        let shown = &worker.metrics;
+        shown.set_basis(basis);
+        shown.set_capacity(told, belief.capacity_tokens);
+        shown.credit.set(belief.credit);
     }
 
     fn confirmed_lately(&self, worker: &Worker, now: Time) -> bool {

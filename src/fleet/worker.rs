@@ -127,9 +127,14 @@ impl Worker {
     }
 
     pub(super) fn show_age(&self, now: Time) {
-        if let Some(at) = self.engine.lock().read_at {
-            self.metrics.truth.set_age(now - at);
+        if let Some(age) = self.scrape_age(now) {
+            self.metrics.set_age(age);
         }
+    }
+
+    /// Seconds since its metrics page was last read.
+    pub fn scrape_age(&self, now: Time) -> Option<f64> {
+        self.engine.lock().read_at.map(|at| now - at)
     }
 
     pub fn is_unreachable(&self) -> bool {

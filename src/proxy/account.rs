@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -26,8 +27,11 @@ use crate::metrics::Outcome;
 /// Counts a request for as long as it lives. If nobody says otherwise, its client has left.
 pub struct Account {
     route: Route,
+    /// The one in force when it came, until it is placed by one.
     mode: Mode,
     outcome: Outcome,
+    /// Time spent in the polls of the request and its answer: all but the waits.
+    worked: Duration,
     note: Note,
     proxy: Arc<Proxy>,
 }
@@ -37,7 +41,7 @@ impl Account {
         proxy.metrics.in_flight.inc();
         let mode = proxy.config.load().mode;
         let note = proxy.access.begin(route.label(), mode);
-        Account { route, mode, outcome: Outcome::ClientGone, note, proxy }
+        Account { route, mode, outcome: Outcome::ClientGone, worked: Duration::ZERO, note, proxy }
     }
 }
 
@@ -77,8 +81,11 @@ impl Accounted {
     }
 
     fn end(&mut self, outcome: Outcome) {
-        if let Some(mut account) = self.account.take() {
-            account.outcome = outcome;
+        let Some(mut account) = self.account.take() else { return };
+        account.outcome = outcome;
+        if let Some(watch) = self.body.watch() {
+            let worked = account.worked + watch.read_apart();
+            account.proxy.metrics.overhead(account.mode).observe(worked.as_secs_f64());
         }
     }
 }
@@ -88,7 +95,12 @@ impl Body for Accounted {
     type Error = Cut;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let polled = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let begun = Instant::now();
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Some(account) = &mut self.account {
+            account.worked += begun.elapsed();
+        }
+        let polled = ready!(polled);
         match &polled {
             Some(Err(_)) => self.end(Outcome::WorkerFailed),
             // Nobody asks for more after the last piece, or after trailers.
@@ -166,11 +178,19 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let answered = ready!(this.inner.poll(cx));
+        let begun = Instant::now();
+        let answered = this.inner.poll(cx);
+        if let Some(account) = this.account.as_mut() {
+            account.worked += begun.elapsed();
+        }
+        let answered = ready!(answered);
         let mut account = this.account.take();
         Poll::Ready(match answered {
             Ok(response) => {
                 let status = response.status();
+                if let (Some(account), Some(watch)) = (&mut account, response.body().watch()) {
+                    account.mode = watch.mode();
+                }
                 Ok(response.map(|body| {
                     let ended = body.is_end_stream();
                     let mut body = Accounted { body, status, account, _busy: None };

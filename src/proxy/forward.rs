@@ -118,7 +118,10 @@ async fn read_prompt(
     let _turn = proxy.large_reads.acquire().await.map_err(|_| ProxyError::Internal)?;
     let (proxy, body) = (proxy.clone(), body.clone());
     // A panic there has printed where it was.
-    tokio::task::spawn_blocking(move || read(&proxy, &body)).await.map_err(|_| ProxyError::Internal)
+    let read = tokio::task::spawn_blocking(move || read(&proxy, &body)).await;
+    let (mut asked, added) = read.map_err(|_| ProxyError::Internal)?;
+    asked.apart = asked.reading;
+    Ok((asked, added))
 }
 
 /// The worker has switched protocols: leaves its socket for the client's connection to be joined with, once the head is

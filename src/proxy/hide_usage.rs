@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use super::relay::{Cut, Relay};
+use super::watch::Watch;
 
 /// Longest event that is held until it is whole; a longer one is passed on as it comes. What is looked for is short.
 const LONGEST: usize = 64 << 10;
@@ -49,6 +50,10 @@ impl WithoutUsage {
 
     pub fn has_failed(&self) -> bool {
         self.relay.has_failed()
+    }
+
+    pub(super) fn watch(&self) -> &Watch {
+        self.relay.watch()
     }
 
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {

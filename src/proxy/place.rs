@@ -1,6 +1,7 @@
 //! Chooses the worker for one request: reads the prompt, asks the planner under the mode in force, and books.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -28,8 +29,12 @@ pub struct Asked {
     pub model: String,
     /// Canonical bytes of the prompt; zero if they tell nothing of its tokens.
     pub prompt_bytes: u64,
-    /// When the reading began.
-    began: Instant,
+    /// It came to an endpoint that generates from a prompt.
+    pub generates: bool,
+    /// How long the reading took.
+    pub reading: Duration,
+    /// The part of it that was done apart from the task that serves the request.
+    pub apart: Duration,
 }
 
 /// A request's place on a worker. Dropped, it gives the place back.
@@ -38,6 +43,8 @@ pub struct Placed {
     /// `None` once it has been told the end.
     pub booking: Option<Booking>,
     pub predicted_cached_tokens: f64,
+    /// By which it was placed.
+    pub mode: Mode,
     /// Why it is there.
     pub reason: Reason,
     /// Whether the worker has shown that it lives.
@@ -74,7 +81,8 @@ impl Proxy {
     pub fn read_ask(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
         let began = Instant::now();
         let mut asked = self.read(endpoint, body);
-        asked.began = began;
+        asked.generates = endpoint.is_some();
+        asked.reading = began.elapsed();
         asked
     }
 
@@ -118,7 +126,14 @@ impl Proxy {
             output_tokens: most.map_or(output_tokens, |most| output_tokens.min(most as f64)),
             streams,
         };
-        Asked { ask, model, prompt_bytes: bytes, began: Instant::now() }
+        Asked {
+            ask,
+            model,
+            prompt_bytes: bytes,
+            generates: false,
+            reading: Duration::ZERO,
+            apart: Duration::ZERO,
+        }
     }
 
     /// The workers that can serve `model`; all of them where nobody lists it.
@@ -143,6 +158,7 @@ impl Proxy {
         client: &Client,
         tried: &[WorkerId],
     ) -> Result<Placed, ProxyError> {
+        let began = Instant::now();
         let fleet = self.fleet.snapshot();
         let config = self.config.load();
         let (mode, draw) = (config.mode, config.random.draw);
@@ -177,7 +193,7 @@ impl Proxy {
         let planned = self.planner.plan(&asked.ask, &eligible, policy, self.clock.now(), rand::random());
         let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
         if tried.is_empty() {
-            self.metrics.decision.observe(asked.began.elapsed().as_secs_f64());
+            self.metrics.decision.observe((asked.reading + began.elapsed()).as_secs_f64());
         }
         let worker = fleet.worker(decision.worker).ok_or(ProxyError::NoWorker)?.clone();
         // Another request may have taken the last place since; the queue sorts it out.
@@ -200,6 +216,7 @@ impl Proxy {
             worker,
             booking: Some(booking),
             predicted_cached_tokens: decision.predicted_cached_tokens,
+            mode,
             reason: decision.reason,
             proxy: self.clone(),
             _slots: (slot, worker_slot),

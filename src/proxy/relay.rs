@@ -46,6 +46,15 @@ impl ResponseBody {
         ResponseBody::Whole(Full::new(bytes))
     }
 
+    /// What is known of the answer, if a worker made it.
+    pub fn watch(&self) -> Option<&Watch> {
+        match self {
+            ResponseBody::Whole(_) => None,
+            ResponseBody::Relayed(relay) => Some(relay.watch()),
+            ResponseBody::WithoutUsage(body) => Some(body.watch()),
+        }
+    }
+
     /// The answer had an end, but not the one that was asked for.
     pub fn has_failed(&self) -> bool {
         match self {
@@ -117,6 +126,10 @@ impl Relay {
         }
         let dialect = dialect.filter(|_| answer.size_hint().exact().is_none());
         Relay { answer, patience, watch, dialect, broken: None, failed: false }
+    }
+
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
     }
 
     /// The answer had an end, but not the one that was asked for.

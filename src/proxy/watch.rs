@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{StatusCode, header, response};
@@ -13,9 +14,10 @@ use super::access::Note;
 use super::place::{Asked, Placed};
 use super::sse::Events;
 use super::usage::UsageReader;
+use crate::config::Mode;
 use crate::core::booking::Finished;
 use crate::fleet::health::Event;
-use crate::metrics::{FailureKind, Forgot};
+use crate::metrics::{FailureKind, Forgot, LatencyMetrics, ModelMetrics};
 
 /// What is known of the request, and what is learned of its answer.
 pub struct Watch {
@@ -28,6 +30,10 @@ pub struct Watch {
     /// Only a good answer says anything of tokens.
     usage: Option<UsageReader>,
     events: Option<Events>,
+    /// Where the numbers of its model go, if it is a good answer.
+    model: Option<Arc<ModelMetrics>>,
+    first_token: Option<Instant>,
+    failed: bool,
     proxy: Arc<Proxy>,
 }
 
@@ -68,7 +74,11 @@ impl Watch {
         let json =
             kind.starts_with(b"application/json") && !head.headers.contains_key(header::CONTENT_ENCODING);
         let usage = streams || (json && head.status.is_success());
+        let model = head.status.is_success().then(|| proxy.metrics.models.of(&asked.model));
         Watch {
+            model,
+            first_token: None,
+            failed: false,
             placed,
             asked,
             arrived,
@@ -88,7 +98,10 @@ impl Watch {
         let Some(events) = &mut self.events else { return false };
         let seen = events.feed(data);
         if seen.first_token {
-            self.proxy.metrics.ttft(self.placed.predicted()).observe(self.arrived.elapsed().as_secs_f64());
+            self.first_token = Some(Instant::now());
+            if let Some(latencies) = self.latencies() {
+                latencies.first_token.observe(self.arrived.elapsed().as_secs_f64());
+            }
             if let Some(booking) = &mut self.placed.booking {
                 booking.first_token(self.proxy.clock.now());
             }
@@ -103,6 +116,21 @@ impl Watch {
         seen.failure
     }
 
+    /// Where the times of an answer to a prompt go.
+    fn latencies(&self) -> Option<&LatencyMetrics> {
+        let model = self.model.as_ref().filter(|_| self.asked.generates)?;
+        Some(model.latencies(self.placed.mode, self.placed.predicted()))
+    }
+
+    /// Time that was spent on reading the request apart from the task that serves it.
+    pub fn read_apart(&self) -> Duration {
+        self.asked.apart
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.placed.mode
+    }
+
     /// What must come before an event that is added to the stream.
     pub fn lead(&self) -> &'static str {
         self.events.as_ref().map_or("", Events::lead)
@@ -114,6 +142,7 @@ impl Watch {
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
         self.note.finished(finished);
+        self.observe_end(finished);
         if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
             self.proxy.fleet.forgot(&self.placed.worker, Forgot::Unconfirmed, blocks);
         }
@@ -122,17 +151,26 @@ impl Watch {
         }
     }
 
+    fn observe_end(&self, finished: Finished) {
+        let Some(latencies) = self.latencies().filter(|_| !self.failed) else { return };
+        latencies.duration.observe(self.arrived.elapsed().as_secs_f64());
+        let after_the_first = finished.output_tokens.filter(|tokens| *tokens > 1).map(|tokens| tokens - 1);
+        if let (Some(first), Some(tokens)) = (self.first_token, after_the_first) {
+            latencies.per_output_token.observe(first.elapsed().as_secs_f64() / f64::from(tokens));
+        }
+    }
+
     fn learn(&self, Finished { prompt_tokens, cached_tokens, output_tokens }: Finished) {
-        let Some(prompt_tokens) = prompt_tokens else { return };
-        let metrics = self.proxy.metrics.models.of(&self.asked.model);
-        metrics.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        let (Some(prompt_tokens), Some(model)) = (prompt_tokens, &self.model) else { return };
+        let metrics = model.tokens(self.placed.mode);
+        metrics.prompt.inc_by(u64::from(prompt_tokens));
         metrics.predicted_cached.inc_by(self.placed.predicted_cached_tokens.max(0.0).round() as u64);
-        metrics.output_tokens.inc_by(u64::from(output_tokens.unwrap_or(0)));
+        metrics.output.inc_by(u64::from(output_tokens.unwrap_or(0)));
         if let Some(cached) = cached_tokens {
             metrics.confirmed_cached.inc_by(u64::from(cached));
             metrics.confirmed_prompt.inc_by(u64::from(prompt_tokens));
             let predicted = self.placed.predicted_cached_tokens;
-            self.placed.worker.metrics.truth.confirmed(predicted, cached, prompt_tokens);
+            self.placed.worker.metrics.confirmed(predicted, cached, prompt_tokens);
         }
         if self.asked.prompt_bytes > 0 {
             let bytes = self.asked.prompt_bytes;
@@ -142,6 +180,7 @@ impl Watch {
 
     /// The answer has broken off.
     pub fn failed(&mut self, kind: FailureKind, why: &dyn fmt::Display, event: Event) {
+        self.failed = true;
         let worker = self.placed.worker.clone();
         let url = worker.url.to_string();
         let message = format_args!("an answer of worker {url} broke off: {why}");

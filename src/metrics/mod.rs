@@ -1,0 +1,191 @@
+//! What the proxy counts. Every family of series is declared once, in the [`catalogue`], and is a typed handle in [`Metrics`], with
+//! labels from closed enums ([`label`]); values that clients or the cluster choose (model names, worker addresses) are capped
+//! ([`model`]) or vanish with their worker ([`worker`]). Nothing here is global: a test has its own.
+//!
+//! The hot path looks nothing up by name: handles are made once for each worker and each model, and kept by who uses them.
+
+pub mod catalogue;
+pub mod family;
+pub mod label;
+pub mod model;
+pub mod worker;
+
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+
+use prometheus::{
+    Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder,
+};
+
+use crate::config::Mode;
+use crate::core::planner::Reason;
+use crate::lifecycle::Phase;
+
+use catalogue as c;
+use family::Family;
+pub use label::{
+    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, Outcome, Predicted, Reload, Retry, Route,
+    Scraped, Source, WorkerState,
+};
+pub use model::{LatencyMetrics, ModelMetrics, Models, TokenMetrics};
+use worker::WorkerFamilies;
+pub use worker::{Hits, WorkerMetrics};
+
+/// Counters along one closed label, each found by index.
+pub struct Counters<L> {
+    cells: Box<[IntCounter]>,
+    label: PhantomData<L>,
+}
+
+impl<L: Label> Counters<L> {
+    fn register(registry: &Registry, family: &Family) -> Counters<L> {
+        let family = family.counters(registry);
+        let cells = L::VALUES.iter().map(|value| family.with_label_values(&[*value])).collect();
+        Counters { cells, label: PhantomData }
+    }
+
+    pub fn inc(&self, label: L) {
+        self.cells[label.index()].inc();
+    }
+}
+
+/// A gauge for each value of one closed label, of which one is 1.
+struct OneOf<L> {
+    cells: Box<[IntGauge]>,
+    label: PhantomData<L>,
+}
+
+impl<L: Label> OneOf<L> {
+    fn register(registry: &Registry, family: &Family) -> OneOf<L> {
+        let family: IntGaugeVec = family.gauges(registry);
+        let cells = L::VALUES.iter().map(|value| family.with_label_values(&[*value])).collect();
+        OneOf { cells, label: PhantomData }
+    }
+
+    fn set(&self, label: L) {
+        for (at, cell) in self.cells.iter().enumerate() {
+            cell.set(i64::from(at == label.index()));
+        }
+    }
+}
+
+/// Requests by route, outcome and mode. Series appear when first counted: most combinations never occur.
+pub struct Requests {
+    family: IntCounterVec,
+    cells: Box<[OnceLock<IntCounter>]>,
+}
+
+impl Requests {
+    fn register(registry: &Registry) -> Requests {
+        let cells = Route::VALUES.len() * Outcome::VALUES.len() * Mode::VALUES.len();
+        Requests {
+            family: c::REQUESTS.counters(registry),
+            cells: (0..cells).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    fn place(route: Route, outcome: Outcome, mode: Mode) -> usize {
+        (route.index() * Outcome::VALUES.len() + outcome.index()) * Mode::VALUES.len() + mode.index()
+    }
+
+    pub fn inc(&self, route: Route, outcome: Outcome, mode: Mode) {
+        self.cells[Requests::place(route, outcome, mode)]
+            .get_or_init(|| self.family.with_label_values(&[route.as_str(), outcome.as_str(), mode.as_str()]))
+            .inc();
+    }
+
+    /// All that have ended so.
+    pub fn total(&self, outcome: Outcome) -> u64 {
+        let each = Outcome::VALUES.len() * Mode::VALUES.len();
+        let of = |at: &usize| (at % each) / Mode::VALUES.len() == outcome.index();
+        (0..self.cells.len()).filter(of).filter_map(|at| self.cells[at].get()).map(IntCounter::get).sum()
+    }
+}
+
+/// Every metric of the process.
+pub struct Metrics {
+    registry: Registry,
+    pub requests: Requests,
+    pub in_flight: IntGauge,
+    /// Requests that wait for a place at a worker.
+    pub queued: IntGauge,
+    pub body_bytes: IntGauge,
+    pub client_connections: IntGauge,
+    overhead: [Histogram; Mode::VALUES.len()],
+    /// Seconds spent reading the prompt and picking.
+    pub decision: Histogram,
+    pub reasons: Counters<Reason>,
+    pub fallbacks: Counters<Fallback>,
+    pub retries: Counters<Retry>,
+    pub retries_denied: IntCounter,
+    pub reloads: Counters<Reload>,
+    /// Lines of the access log that nobody took in time.
+    pub access_lost: IntCounter,
+    pub models: Models,
+    pub believed_blocks: IntGauge,
+    pub belief_bytes: Gauge,
+    mode: OneOf<Mode>,
+    phase: OneOf<Phase>,
+    workers: Arc<WorkerFamilies>,
+}
+
+impl Metrics {
+    pub fn new() -> Arc<Metrics> {
+        let registry = Registry::new();
+        let r = &registry;
+        c::BUILD_INFO.gauges(r).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let overhead: HistogramVec = c::OVERHEAD.histograms(r);
+        Arc::new(Metrics {
+            requests: Requests::register(r),
+            in_flight: c::IN_FLIGHT.gauge(r),
+            queued: c::QUEUED.gauge(r),
+            body_bytes: c::BODY_BYTES.gauge(r),
+            client_connections: c::CLIENT_CONNECTIONS.gauge(r),
+            overhead: std::array::from_fn(|at| overhead.with_label_values(&[Mode::VALUES[at]])),
+            decision: c::DECISION.histogram(r),
+            reasons: Counters::register(r, &c::DECISIONS),
+            fallbacks: Counters::register(r, &c::FALLBACKS),
+            retries: Counters::register(r, &c::RETRIES),
+            retries_denied: c::RETRIES_DENIED.counter(r),
+            reloads: Counters::register(r, &c::RELOADS),
+            access_lost: c::ACCESS_LOST.counter(r),
+            models: Models::register(r),
+            believed_blocks: c::BELIEVED_BLOCKS.gauge(r),
+            belief_bytes: c::BELIEF_BYTES.float_gauge(r),
+            mode: OneOf::register(r, &c::MODE),
+            phase: OneOf::register(r, &c::PHASE),
+            workers: WorkerFamilies::register(r),
+            registry,
+        })
+    }
+
+    pub fn set_mode(&self, mode: Mode) {
+        self.mode.set(mode);
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.set(phase);
+    }
+
+    /// Seconds that the proxy itself worked on a request.
+    pub fn overhead(&self, mode: Mode) -> &Histogram {
+        &self.overhead[mode.index()]
+    }
+
+    /// The handles of the worker shown as `worker`, which must not be in use for another one.
+    pub fn worker(&self, worker: String) -> WorkerMetrics {
+        WorkerMetrics::new(&self.workers, worker)
+    }
+
+    /// The page for Prometheus, text format 0.0.4.
+    pub fn render(&self) -> Vec<u8> {
+        let mut page = Vec::new();
+        // Writing to memory cannot fail, and families without series are left out by the registry.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut page);
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests;
