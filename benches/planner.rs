@@ -1,127 +1,185 @@
-//! Decisions a second: look-up, pricing, booking and giving back, at several fleet sizes and prompt lengths, with a million
-//! blocks believed; and how they scale with threads. Hashing is in `prompt.rs`.
+//! What one decision costs with a million blocks believed and every cache full, at several fleet sizes and prompt lengths:
+//! `decision` reads a body, hashes it, looks it up, prices, books; `end` is what the request costs after its answer; `threads` is
+//! both without reading and hashing, on one thread and on two.
 
+use std::fmt::Write;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use warmroute::core::blocks::{Chain, Widths};
-use warmroute::core::booking::Finished;
-use warmroute::core::ids::{BlockHash, Time, WorkerId};
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use warmroute::core::blocks::{Chain, DEFAULT_BLOCK_BYTES, HashKey};
+use warmroute::core::booking::{Booking, Finished};
+use warmroute::core::ids::{Time, WorkerId};
 use warmroute::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
+use warmroute::core::prompt::{Endpoint, read};
 
-const UNIT_TOKENS: u64 = 64;
+const KEY: HashKey = HashKey([7; 32]);
+const BYTES_PER_TOKEN: u64 = 4;
 const SPEED: f64 = 10_000.0;
+/// Requests that are open at a time while decisions are measured.
+const OPEN: u64 = 32;
 
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (value >> 32)
 }
 
-/// Blocks of a prompt.
-fn blocks_of(tokens: u64) -> u64 {
-    (0..).take_while(|&depth| Widths::GROWING.within(depth + 1) as u64 * UNIT_TOKENS <= tokens).count() as u64
+/// Text of so many bytes, another for each seed.
+fn text(into: &mut String, seed: u64, bytes: u64) {
+    let end = into.len() + bytes as usize;
+    for at in 0.. {
+        if into.len() >= end {
+            break;
+        }
+        write!(into, "{:016x} ", mix(seed ^ (at << 40))).expect("a string takes all");
+    }
+    into.truncate(end);
 }
 
-/// A prompt whose first nine tenths belong to `prefix` and whose rest is `serial`'s own.
-fn ask(prefix: u64, serial: u64, tokens: u64) -> Ask {
-    let blocks = blocks_of(tokens);
-    let shared = blocks * 9 / 10;
-    let hash =
-        |at: u64| if at < shared { mix((prefix << 20) | at) } else { mix((1 << 63) | (serial << 12) | at) };
-    let hashes: Arc<[BlockHash]> = (0..blocks).map(|at| BlockHash(hash(at))).collect();
+/// A chat whose first nine tenths belong to `prefix` and whose rest is `serial`'s own.
+fn body(prefix: u64, serial: u64, tokens: u64) -> Vec<u8> {
+    let bytes = tokens * BYTES_PER_TOKEN;
+    let mut body = String::with_capacity(bytes as usize + 256);
+    body.push_str(r#"{"model":"m","stream":true,"messages":[{"role":"system","content":""#);
+    text(&mut body, mix(prefix), bytes * 9 / 10);
+    body.push_str(r#""},{"role":"user","content":""#);
+    text(&mut body, !mix(serial), bytes / 10);
+    body.push_str(r#""}]}"#);
+    body.into_bytes()
+}
+
+fn ask(body: &[u8]) -> Ask {
+    let chain = read(Endpoint::Chat, body, &KEY, DEFAULT_BLOCK_BYTES).chain;
+    let chain = chain.unwrap_or_else(|_| Chain::empty());
     Ask {
-        chain: Chain { hashes, widths: Widths::GROWING, bytes: tokens * 4 },
-        block_tokens: UNIT_TOKENS as f64,
-        prompt_tokens: tokens as f64,
+        block_tokens: DEFAULT_BLOCK_BYTES as f64 / BYTES_PER_TOKEN as f64,
+        prompt_tokens: chain.bytes as f64 / BYTES_PER_TOKEN as f64,
+        chain,
         output_tokens: 64.0,
         streams: true,
     }
 }
 
-fn serve(planner: &Arc<Planner>, fleet: &[WorkerId], ask: &Ask, serial: u64) {
-    // Seldom enough, and answered as fast as the workers are, that all of them are idle and equal.
-    let now = Time(serial as f64);
-    if let Some((decision, mut booking)) = planner.plan(ask, fleet, Policy::Kv, now, serial) {
-        let first_token = now + (ask.prompt_tokens - decision.predicted_cached_tokens) / SPEED;
-        booking.commit(now);
-        booking.first_token(first_token);
-        booking.finish(Finished::default(), first_token + 0.01);
-        black_box(decision);
-    }
+struct Warm {
+    planner: Arc<Planner>,
+    workers: Vec<WorkerId>,
+    prefixes: u64,
+    tokens: u64,
 }
 
-/// A fleet whose caches are full, together holding `held` blocks, so that every insert evicts.
-fn warm_fleet(workers: u64, held: u64, tokens: u64) -> (Arc<Planner>, Vec<WorkerId>, u64) {
-    let blocks = blocks_of(tokens);
-    let planner = Planner::new(Settings { max_blocks: 4_000_000, ..Settings::default() });
-    let spec = |key| WorkerSpec {
-        key,
-        capacity_tokens: Some(held / workers * tokens / blocks),
-        engine_block_tokens: 16,
-        prefill_speed: Some(SPEED),
-    };
-    let fleet: Vec<WorkerId> = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
-    let prefixes = held / blocks * 3 / 4;
-    for serial in 0..prefixes * 3 {
-        serve(&planner, &fleet, &ask(serial % prefixes, serial, tokens), serial);
+impl Warm {
+    /// A fleet whose caches are full, together holding `held` blocks, so that every insert evicts.
+    fn new(workers: u64, held: u64, tokens: u64) -> Warm {
+        let blocks = ask(&body(0, 0, tokens)).chain.hashes.len() as u64;
+        let planner = Planner::new(Settings { max_blocks: 4_000_000, ..Settings::default() });
+        let spec = |key| WorkerSpec {
+            key,
+            capacity_tokens: Some(held / workers * tokens / blocks),
+            engine_block_tokens: 16,
+            prefill_speed: Some(SPEED),
+        };
+        let workers = (0..workers).map(|key| planner.add_worker(spec(key))).collect();
+        let fleet = Warm { planner, workers, prefixes: held / blocks * 3 / 4, tokens };
+        for serial in 0..fleet.prefixes * 3 {
+            fleet.end(fleet.decide(&ask(&body(serial % fleet.prefixes, serial, tokens)), serial));
+        }
+        fleet
     }
-    (planner, fleet, prefixes)
+
+    /// Seldom enough, and answered as fast as the workers are, that all of them are idle and equal.
+    fn decide(&self, ask: &Ask, serial: u64) -> Option<(Booking, Time)> {
+        let now = Time(serial as f64);
+        let (decision, booking) = self.planner.plan(ask, &self.workers, Policy::Kv, now, serial)?;
+        Some((booking, now + (ask.prompt_tokens - black_box(decision).predicted_cached_tokens) / SPEED))
+    }
+
+    fn end(&self, decided: Option<(Booking, Time)>) {
+        if let Some((mut booking, first_token)) = decided {
+            booking.commit(first_token);
+            booking.first_token(first_token);
+            booking.finish(Finished::default(), first_token + 0.01);
+        }
+    }
+
+    fn body(&self, warm: bool, serial: u64) -> Vec<u8> {
+        body(if warm { mix(serial) % self.prefixes } else { serial }, serial, self.tokens)
+    }
 }
 
 /// `warm`: nine tenths of the prompt are held. `cold`: nothing is, and as much is evicted.
 fn decisions(c: &mut Criterion) {
-    let mut group = c.benchmark_group("decision");
-    group.sample_size(20);
+    let serial = AtomicU64::new(1 << 30);
+    let next = || serial.fetch_add(1, Ordering::Relaxed);
     for (workers, tokens) in [(4, 1_000), (64, 1_000), (4, 8_000), (64, 8_000), (1_024, 8_000), (64, 128_000)]
     {
-        let (planner, fleet, prefixes) = warm_fleet(workers, 1_000_000, tokens);
-        let mut serial = 1 << 30;
+        let fleet = Warm::new(workers, 1_000_000, tokens);
         for warm in [true, false] {
             let state = if warm { "warm" } else { "cold" };
-            let id = BenchmarkId::new(format!("{state}/{workers}_workers"), format!("{tokens}_tokens"));
-            group.bench_function(id, |b| {
+            let id = |what: &str| {
+                BenchmarkId::new(format!("{what}/{state}/{workers}_workers"), format!("{tokens}_tokens"))
+            };
+            let prepared = || {
+                let serial = next();
+                (fleet.body(warm, serial), serial)
+            };
+            c.bench_function(&id("decision").to_string(), |b| {
+                b.iter_batched(
+                    prepared,
+                    |(body, serial)| fleet.decide(&ask(&body), serial),
+                    BatchSize::NumIterations(OPEN),
+                );
+            });
+            c.bench_function(&id("end").to_string(), |b| {
                 b.iter_batched(
                     || {
-                        serial += 1;
-                        let prefix = if warm { mix(serial) % prefixes } else { serial };
-                        (ask(prefix, serial, tokens), serial)
+                        let (body, serial) = prepared();
+                        fleet.decide(&ask(&body), serial)
                     },
-                    |(ask, serial)| serve(&planner, &fleet, &ask, serial),
-                    criterion::BatchSize::SmallInput,
+                    |decided| fleet.end(decided),
+                    BatchSize::NumIterations(OPEN),
                 );
             });
         }
     }
-    group.finish();
 }
 
 fn threads(c: &mut Criterion) {
     const EACH: u64 = 2_000;
-    let (planner, fleet, prefixes) = warm_fleet(64, 1_000_000, 8_000);
+    let fleet = Warm::new(64, 1_000_000, 8_000);
     let serial = AtomicU64::new(1 << 40);
     let mut group = c.benchmark_group("threads");
     group.sample_size(10);
     for threads in [1, 2] {
         group.throughput(Throughput::Elements(EACH * threads));
         group.bench_function(BenchmarkId::from_parameter(threads), |b| {
-            b.iter(|| {
-                std::thread::scope(|scope| {
-                    for _ in 0..threads {
-                        scope.spawn(|| {
-                            for _ in 0..EACH {
-                                let serial = serial.fetch_add(1, Ordering::Relaxed);
-                                serve(&planner, &fleet, &ask(mix(serial) % prefixes, serial, 8_000), serial);
-                            }
-                        });
-                    }
-                });
-            });
+            b.iter_batched(
+                || {
+                    let asks = (0..EACH * threads).map(|_| {
+                        let serial = serial.fetch_add(1, Ordering::Relaxed);
+                        (ask(&fleet.body(true, serial)), serial)
+                    });
+                    asks.collect::<Vec<_>>()
+                },
+                |asks| {
+                    std::thread::scope(|scope| {
+                        for asks in asks.chunks(EACH as usize) {
+                            scope.spawn(|| {
+                                asks.iter().for_each(|(ask, serial)| fleet.end(fleet.decide(ask, *serial)));
+                            });
+                        }
+                    });
+                },
+                BatchSize::PerIteration,
+            );
         });
     }
     group.finish();
 }
 
-criterion_group!(benches, decisions, threads);
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20);
+    targets = decisions, threads
+}
 criterion_main!(benches);

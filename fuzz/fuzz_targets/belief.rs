@@ -76,15 +76,20 @@ impl Twin {
 
     fn admit(&mut self, chain: &[BlockHash], filler: u64) -> usize {
         let matched = chain.iter().take_while(|hash| self.uses.contains_key(&hash.0)).count();
-        for hash in chain {
-            if !self.uses.contains_key(&hash.0) {
-                self.make_room(BLOCK, 1);
-            }
-            *self.uses.entry(hash.0).or_default() += 1;
-            *self.used.entry(hash.0).or_default() += 1;
-            self.free.retain(|free| *free != Free::Block(hash.0));
+        let (held, fresh): (Vec<_>, Vec<_>) =
+            chain.iter().map(|hash| hash.0).partition(|hash| self.uses.contains_key(hash));
+        self.free.retain(|free| !matches!(free, Free::Block(hash) if held.contains(hash)));
+        let distinct = fresh.iter().collect::<BTreeSet<_>>().len();
+        assert_eq!(distinct, fresh.len(), "a chain has no block twice");
+        for &hash in &held {
+            *self.uses.entry(hash).or_default() += 1;
+            *self.used.entry(hash).or_default() += 1;
         }
-        self.make_room(filler, 0);
+        self.make_room(BLOCK * fresh.len() as u64 + filler, fresh.len());
+        for hash in fresh {
+            self.uses.insert(hash, 1);
+            self.used.insert(hash, 1);
+        }
         self.pinned_filler += filler;
         matched
     }

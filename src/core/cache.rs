@@ -194,42 +194,79 @@ impl Cache {
         era: u16,
         witness: &mut impl Witness,
     ) -> Claim {
+        // In three steps, each of which touches memory in no order: the processor then waits for many blocks at a time. First what
+        // is held, so that making room for the rest does not take it.
+        let (mut slots, matched, reused) = self.pin_held(chain, era);
+        let mut lacking = (0, 0);
+        for (place, _) in slots.iter().enumerate().filter(|(_, slot)| **slot == NONE) {
+            lacking = (lacking.0 + u64::from(tokens(place)), lacking.1 + 1);
+        }
+        self.make_room(lacking.0 + filler, lacking.1, witness);
+        self.held += filler;
+        self.pinned += filler;
+        self.take_up(chain, &mut slots, tokens, era, witness);
+        Claim { slots, matched, reused, filler, running: false, epoch: self.epoch }
+    }
+
+    /// Pins what is held of the chain; the others' places are [`NONE`]. Answers how many are held from the first on, and where
+    /// those were.
+    fn pin_held(&mut self, chain: &[BlockHash], era: u16) -> (Vec<u32>, usize, Reused) {
         let mut slots = Vec::with_capacity(chain.len());
         let mut matched = 0;
         let mut reused = Reused::default();
         let mut last = NONE;
         for &hash in chain {
-            let slot = match self.find_after(last, hash) {
-                Some(slot) if self.blocks[slot as usize].pins == MAX_PINS => break,
-                Some(slot) => {
-                    if matched == slots.len() {
-                        let run = self.runs.get(self.blocks[slot as usize].run as usize);
-                        reused.busy |= run.is_none();
-                        // Heads are used at least as lately as what follows them.
-                        reused.stamp = reused.stamp.max(run.map_or(0, |run| run.stamp));
-                        matched += 1;
-                    }
-                    self.pin(slot);
-                    slot
+            let slot = self.find_after(last, hash).unwrap_or(NONE);
+            if let Some(block) = self.blocks.get_mut(slot as usize) {
+                if block.pins == MAX_PINS {
+                    break;
                 }
-                None => {
-                    let tokens = tokens(slots.len());
-                    self.make_room(u64::from(tokens), 1, witness);
-                    witness.stored(hash);
-                    self.insert(hash, tokens)
+                block.uses.add(era);
+                if matched == slots.len() {
+                    let run = self.runs.get(block.run as usize);
+                    reused.busy |= run.is_none();
+                    // Heads are used at least as lately as what follows them.
+                    reused.stamp = reused.stamp.max(run.map_or(0, |run| run.stamp));
+                    matched += 1;
                 }
-            };
-            self.blocks[slot as usize].uses.add(era);
-            if let Some(before) = self.blocks.get_mut(last as usize) {
-                before.next = slot;
+                self.pin(slot);
             }
             last = slot;
             slots.push(slot);
         }
-        self.make_room(filler, 0, witness);
-        self.held += filler;
-        self.pinned += filler;
-        Claim { slots, matched, reused, filler, running: false, epoch: self.epoch }
+        (slots, matched, reused)
+    }
+
+    /// Takes up the blocks whose place in `slots` is still [`NONE`].
+    fn take_up(
+        &mut self,
+        chain: &[BlockHash],
+        slots: &mut [u32],
+        tokens: impl Fn(usize) -> u16,
+        era: u16,
+        witness: &mut impl Witness,
+    ) {
+        let mut last = NONE;
+        for (place, (slot, &hash)) in slots.iter_mut().zip(chain).enumerate() {
+            if *slot == NONE {
+                *slot = match self.find(hash) {
+                    // Twice in one chain: two different prefixes share a 64-bit hash.
+                    Some(twice) => {
+                        self.pin(twice);
+                        twice
+                    }
+                    None => {
+                        witness.stored(hash);
+                        self.insert(hash, tokens(place))
+                    }
+                };
+                self.blocks[*slot as usize].uses.add(era);
+            }
+            if let Some(before) = self.blocks.get_mut(last as usize) {
+                before.next = *slot;
+            }
+            last = *slot;
+        }
     }
 
     /// The request is past its first token: whatever it needs, the engine has given it.
@@ -365,14 +402,24 @@ impl Cache {
     }
 
     fn remove(&mut self, slot: u32, witness: &mut impl Witness) {
-        let Block { hash, tokens, ref mut pins, .. } = self.blocks[slot as usize];
-        *pins = FREED;
+        let hash = self.free(slot);
+        self.remove_entry(slot, hash);
+        witness.dropped(hash);
+    }
+
+    /// Frees the block's place; the table still has it.
+    fn free(&mut self, slot: u32) -> BlockHash {
+        let block = &mut self.blocks[slot as usize];
+        block.pins = FREED;
+        self.free_blocks.push(slot);
+        self.held -= u64::from(block.tokens);
+        block.hash
+    }
+
+    fn remove_entry(&mut self, slot: u32, hash: BlockHash) {
         if let Ok(entry) = self.table.find_entry(hash.0, |&other| other == slot) {
             entry.remove();
         }
-        self.free_blocks.push(slot);
-        self.held -= u64::from(tokens);
-        witness.dropped(hash);
     }
 
     fn pin(&mut self, slot: u32) {
@@ -438,20 +485,28 @@ impl Cache {
     /// Evicts until `tokens` and `blocks` more fit, or nothing is left to evict.
     fn make_room(&mut self, tokens: u64, blocks: usize, witness: &mut impl Witness) {
         let limit = self.bounds.tokens.unwrap_or(u64::MAX);
+        // Chosen first and taken out of the table together: what is chosen does not hang on what the table's memory says.
+        let mut evicted: Vec<(u32, BlockHash)> = Vec::new();
         while self.oldest != NONE {
             let over = self.held.saturating_add(tokens).saturating_sub(limit);
-            let crowded = self.table.len() + blocks > self.bounds.blocks;
+            let crowded = self.table.len() - evicted.len() + blocks > self.bounds.blocks;
             if over == 0 && !crowded {
                 break;
             }
-            self.evict_one(over, witness);
+            evicted.extend(self.evict_one(over));
+        }
+        for (slot, hash) in evicted {
+            self.remove_entry(slot, hash);
+            witness.dropped(hash);
         }
     }
 
-    /// Takes from the oldest run: filler first, and of it no more than needed, else its last block.
-    fn evict_one(&mut self, over: u64, witness: &mut impl Witness) {
+    /// Takes from the oldest run: filler first, and of it no more than needed, else its last block, which is answered and still in
+    /// the table.
+    fn evict_one(&mut self, over: u64) -> Option<(u32, BlockHash)> {
         let at = self.oldest;
         let run = &mut self.runs[at as usize];
+        let mut evicted = None;
         if run.filler > 0 {
             // Filler costs no memory of ours: when only the bound on blocks presses, it goes whole.
             let taken = if over == 0 { run.filler } else { run.filler.min(over) };
@@ -459,10 +514,11 @@ impl Cache {
             self.held -= taken;
         } else if let Some(slot) = run.blocks.pop() {
             run.content -= u64::from(self.blocks[slot as usize].tokens);
-            self.remove(slot, witness);
+            evicted = Some((slot, self.free(slot)));
             self.evicted += 1;
         }
         self.drop_if_empty(at);
+        evicted
     }
 }
 

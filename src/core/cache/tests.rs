@@ -75,16 +75,20 @@ impl Twin {
 
     fn admit(&mut self, chain: &[u64], filler: u64) -> TwinClaim {
         let matched = chain.iter().take_while(|hash| self.pins.contains_key(hash)).count();
-        for (place, &hash) in chain.iter().enumerate() {
-            if !self.pins.contains_key(&hash) {
-                self.lengths.insert(hash, u64::from(length(place)));
-                self.make_room(u64::from(length(place)), 1);
-            }
+        let (held, fresh): (Vec<_>, Vec<_>) =
+            chain.iter().copied().enumerate().partition(|(_, hash)| self.pins.contains_key(hash));
+        for (_, hash) in held {
             *self.pins.entry(hash).or_default() += 1;
             *self.uses.entry(hash).or_default() += 1;
             self.free.retain(|free| *free != Free::Block(hash));
         }
-        self.make_room(filler, 0);
+        let tokens: u64 = fresh.iter().map(|(place, _)| u64::from(length(*place))).sum();
+        self.make_room(tokens + filler, fresh.len());
+        for (place, hash) in fresh {
+            self.lengths.insert(hash, u64::from(length(place)));
+            self.pins.insert(hash, 1);
+            self.uses.insert(hash, 1);
+        }
         self.pinned_filler += filler;
         TwinClaim { hashes: chain.to_vec(), matched, filler, started: false, epoch: self.epoch }
     }
