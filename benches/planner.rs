@@ -116,21 +116,19 @@ fn decisions(c: &mut Criterion) {
         let fleet = Warm::new(workers, 1_000_000, tokens);
         for warm in [true, false] {
             let state = if warm { "warm" } else { "cold" };
-            let id = |what: &str| {
-                BenchmarkId::new(format!("{what}/{state}/{workers}_workers"), format!("{tokens}_tokens"))
-            };
+            let id = |what| format!("{what}/{state}/{workers}_workers/{tokens}_tokens");
             let prepared = || {
                 let serial = next();
                 (fleet.body(warm, serial), serial)
             };
-            c.bench_function(&id("decision").to_string(), |b| {
+            c.bench_function(&id("decision"), |b| {
                 b.iter_batched(
                     prepared,
                     |(body, serial)| fleet.decide(&ask(&body), serial),
                     BatchSize::NumIterations(OPEN),
                 );
             });
-            c.bench_function(&id("end").to_string(), |b| {
+            c.bench_function(&id("end"), |b| {
                 b.iter_batched(
                     || {
                         let (body, serial) = prepared();

@@ -22,6 +22,10 @@ use crate::core::tally::Traffic;
 use crate::core::trust::{Sample, Trust, Verdict};
 use crate::core::view::View;
 
+mod profile;
+
+pub(super) use profile::Profile;
+
 /// Settings of the planner; `Default` is the one place where its defaults are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -56,6 +60,8 @@ pub(super) struct Slot {
     /// A copy of what the trust gives, as the bits of an `f64`, for readers without a lock.
     credit: AtomicU64,
     engine_block_tokens: AtomicU32,
+    /// How many times all that was believed of it was forgotten.
+    emptied: AtomicU64,
 }
 
 impl Slot {
@@ -103,6 +109,10 @@ impl Table {
 
     pub(super) fn decode_seconds(&self) -> f64 {
         self.decode_seconds
+    }
+
+    pub(super) fn set_decode_seconds(&mut self, seconds: f64) {
+        self.decode_seconds = seconds;
     }
 
     /// A prefill of `tokens` took the slot's worker so long.
@@ -173,6 +183,7 @@ impl Planner {
             trust: Mutex::new(Trust::new(spec.capacity_tokens)),
             credit: AtomicU64::new(1f64.to_bits()),
             engine_block_tokens: AtomicU32::new(spec.engine_block_tokens),
+            emptied: AtomicU64::new(0),
             spec,
         }));
         self.share_blocks(&fleet);
@@ -201,6 +212,7 @@ impl Planner {
 
     fn empty(&self, slot: &Slot) -> usize {
         slot.trust.lock().emptied();
+        slot.emptied.fetch_add(1, Ordering::Relaxed);
         self.with_cache(slot, Cache::clear).unwrap_or(0)
     }
 

@@ -4,7 +4,7 @@ use std::cell::LazyCell;
 use std::sync::Arc;
 
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
-use crate::core::ids::{BlockHash, Time, WorkerId};
+use crate::core::ids::{BlockHash, Time, WorkerId, mix};
 use crate::core::planner::{Fleet, Planner, Slot, Table};
 use crate::core::price::{PriceSettings, Terms};
 use crate::core::tally::Traffic;
@@ -253,11 +253,4 @@ fn cached_tokens(ask: &Ask, depth: usize, engine_block_tokens: u32) -> f64 {
     let block = f64::from(engine_block_tokens.max(1));
     let most = ((ask.prompt_tokens - 1.0).max(0.0) / block).floor() * block;
     (ask.chain.units(depth) as f64 * ask.block_tokens).min(most)
-}
-
-/// SplitMix64's finaliser: spreads equal-looking keys over all 64 bits.
-fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }

@@ -9,6 +9,7 @@ use super::fleet::{Change, FleetSpec, TimingModel};
 use super::job::{Contestant, Job, Recipe};
 use super::policy::{PlannerSetup, PolicyName, SpeedKnowledge};
 use super::suite::{SERVICE_CAPACITY, SuiteName, TRACE_CAPACITY};
+use crate::core::shadow::Sampling;
 use crate::experiment::workload::made::{Kind, Made};
 use crate::experiment::workload::shared::{Groups, Hot, Service, WarmUp};
 
@@ -55,6 +56,12 @@ pub struct Args {
     /// Engine blocks in one block of the planner's chain
     #[arg(long, default_value_t = 1)]
     pub planner_blocks: usize,
+    /// A shadow follows `kv` and `random`: what the other one would have hit, and a cache without end
+    #[arg(long)]
+    pub shadow: bool,
+    /// It holds one block in so many (1, or a power of two from 4 to 512) [default: by the size of the caches]
+    #[arg(long, requires = "shadow", value_parser = sampling)]
+    pub shadow_one_in: Option<usize>,
     /// WORKER@TIME+DOWN: worker (from 0) restarts after TIME seconds, and is gone for DOWN seconds
     #[arg(long)]
     pub restart: Vec<String>,
@@ -196,10 +203,18 @@ impl Args {
         let setup = PlannerSetup {
             speeds: self.planner_speeds,
             joined_blocks: self.planner_blocks,
+            shadow: self.shadow.then(|| self.shadow_one_in.map_or(Sampling::Auto, Sampling::OneIn)),
             ..Default::default()
         };
         policies.into_iter().map(|policy| Contestant { policy, setup: setup.clone(), label: "" }).collect()
     }
+}
+
+fn sampling(text: &str) -> Result<usize, String> {
+    let one_in = text.parse().map_err(|_| "not a number".to_owned())?;
+    Sampling::one_in(one_in)
+        .map(|_| one_in)
+        .ok_or_else(|| "not 1, 4, 8, 16, 32, 64, 128, 256 or 512".to_owned())
 }
 
 fn restart(text: &str) -> Option<Change> {

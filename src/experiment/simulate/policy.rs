@@ -12,6 +12,7 @@ use crate::core::blocks::Chain;
 use crate::core::booking::Booking;
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
+use crate::core::shadow::{Followed, Sampling, Shadow};
 use crate::experiment::workload::mix;
 
 /// A policy by name and parameters.
@@ -117,6 +118,8 @@ pub struct PlannerSetup {
     pub joined_blocks: usize,
     /// The planner is told this share of the true capacity; 0 counts as 1.
     pub capacity_share: f64,
+    /// A shadow follows the requests.
+    pub shadow: Option<Sampling>,
 }
 
 /// Where a request goes.
@@ -126,11 +129,12 @@ pub struct Placed {
     pub predicted: Option<f64>,
     /// The planner's claim.
     pub booking: Option<Booking>,
+    pub followed: Option<Followed>,
 }
 
 /// A policy at work on one fleet.
 pub enum Router {
-    Planned(Planned),
+    Planned(Box<Planned>),
     Own { name: PolicyName, turn: usize },
 }
 
@@ -141,7 +145,13 @@ pub struct Planned {
     setup: PlannerSetup,
     block_tokens: u32,
     ids: Vec<WorkerId>,
+    shadow: Option<Shadow>,
+    /// Requests until the shadow hears what has become known of the workers.
+    sync_in: u32,
 }
+
+/// Requests between two times that the shadow hears of the workers; the proxy does so by time.
+const SYNC_EVERY: u32 = 64;
 
 impl Router {
     /// For the workers that `fleet` starts with.
@@ -153,16 +163,20 @@ impl Router {
         };
         let learn_speed = setup.settings.learn_speed && setup.speeds == SpeedKnowledge::Learned;
         let planner = Planner::new(Settings { learn_speed, ..setup.settings.clone() });
+        let shadow = setup.shadow.map(|sampling| Shadow::new(sampling, &setup.settings));
+        let setup = setup.clone();
         let ids = Vec::new();
-        let mut router =
-            Router::Planned(Planned { planner, policy, setup: setup.clone(), block_tokens, ids });
+        let planned = Planned { planner, policy, setup, block_tokens, ids, shadow, sync_in: 0 };
+        let mut router = Router::Planned(Box::new(planned));
         (0..fleet.workers).for_each(|worker| router.joined(worker, fleet));
         router
     }
 
     /// Worker number `worker` is there; workers join in the order of their numbers.
     pub fn joined(&mut self, worker: usize, fleet: &FleetSpec) {
-        let Router::Planned(Planned { planner, setup, block_tokens, ids, .. }) = self else { return };
+        let Router::Planned(planned) = self else { return };
+        let Planned { planner, setup, block_tokens, ids, sync_in, .. } = &mut **planned;
+        *sync_in = 0;
         let share = if setup.capacity_share > 0.0 { setup.capacity_share } else { 1.0 };
         ids.push(planner.add_worker(WorkerSpec {
             key: mix(worker as u64),
@@ -177,29 +191,44 @@ impl Router {
 
     /// The worker lost its cache and its requests.
     pub fn restarted(&mut self, worker: usize) {
-        if let Router::Planned(Planned { planner, ids, .. }) = self {
-            planner.forget(ids[worker]);
+        if let Router::Planned(planned) = self {
+            planned.planner.forget(planned.ids[worker]);
+            planned.sync_in = 0;
         }
     }
 
     /// Picks a worker; `None` if none is up.
     pub fn place(&mut self, asked: &Incoming<'_>, fleet: &[Worker], random: &mut StdRng) -> Option<Placed> {
         match self {
-            Router::Planned(Planned { planner, policy, setup, ids, .. }) => {
-                let ask = ask(asked, setup.joined_blocks.max(1));
+            Router::Planned(planned) => {
                 let up = (0..fleet.len()).filter(|&worker| fleet[worker].up);
-                let eligible: Vec<WorkerId> = up.map(|worker| ids[worker]).collect();
-                let (decision, booking) =
-                    planner.plan(&ask, &eligible, *policy, asked.now, random.next_u64())?;
-                let worker = ids.iter().position(|id| *id == decision.worker)?;
-                let predicted = Some(decision.predicted_cached_tokens);
-                Some(Placed { worker, predicted, booking: Some(booking) })
+                let eligible: Vec<WorkerId> = up.map(|worker| planned.ids[worker]).collect();
+                planned.place(asked, &eligible, random)
             }
             Router::Own { name, turn } => {
                 let worker = pick(*name, turn, asked, fleet, random)?;
-                Some(Placed { worker, predicted: None, booking: None })
+                Some(Placed { worker, predicted: None, booking: None, followed: None })
             }
         }
+    }
+}
+
+impl Planned {
+    fn place(&mut self, asked: &Incoming<'_>, eligible: &[WorkerId], random: &mut StdRng) -> Option<Placed> {
+        let ask = ask(asked, self.setup.joined_blocks.max(1));
+        let drawn = random.next_u64();
+        let (decision, booking) = self.planner.plan(&ask, eligible, self.policy, asked.now, drawn)?;
+        let followed = self.shadow.as_ref().and_then(|shadow| {
+            if self.sync_in == 0 {
+                shadow.sync(&self.planner, ask.block_tokens);
+                self.sync_in = SYNC_EVERY;
+            }
+            self.sync_in -= 1;
+            shadow.follow(&ask, eligible, self.policy, asked.now, mix(drawn))
+        });
+        let worker = self.ids.iter().position(|id| *id == decision.worker)?;
+        let predicted = Some(decision.predicted_cached_tokens);
+        Some(Placed { worker, predicted, booking: Some(booking), followed })
     }
 }
 

@@ -19,7 +19,8 @@ pub fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
         "workload,policy,workers,capacity_tokens,load,seed,requests,failed,retried,token_hit_share,request_hit_share,\
          prefix_hit_share,ceiling,share_of_bound,ttft_mean_s,ttft_p50_s,ttft_p90_s,ttft_p99_s,e2e_mean_s,e2e_p50_s,\
-         e2e_p90_s,e2e_p99_s,throughput,imbalance,affinity,prediction_error,prediction_bias\n",
+         e2e_p90_s,e2e_p99_s,throughput,imbalance,affinity,prediction_error,prediction_bias,shadow_hit_share,\
+         endless_hit_share\n",
     );
     let maybe = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     for Row { workload, policy, workers, capacity_tokens, load, seed, figures } in rows {
@@ -52,6 +53,8 @@ pub fn csv(rows: &[Row]) -> String {
             maybe(figures.affinity),
             maybe(figures.prediction_error),
             maybe(figures.prediction_bias),
+            maybe(figures.shadow_hit_share),
+            maybe(figures.endless_hit_share),
         ];
         text.push_str(&fields.join(","));
         text.push('\n');
@@ -63,7 +66,7 @@ pub fn csv(rows: &[Row]) -> String {
 type Column = (&'static str, fn(&Row) -> Option<f64>, usize);
 
 /// The columns behind the names, percentages first. The number is that of decimals.
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 17] = [
     ("token hit %", |row| Some(row.figures.token_hit_share * 100.0), 1),
     ("of bound %", |row| row.figures.share_of_bound.map(|share| share * 100.0), 1),
     ("prefix hit %", |row| row.figures.prefix_hit_share.map(|share| share * 100.0), 1),
@@ -78,6 +81,8 @@ const COLUMNS: [Column; 15] = [
     ("imbalance", |row| Some(row.figures.imbalance), 2),
     ("affinity", |row| row.figures.affinity, 2),
     ("belief error %", |row| row.figures.prediction_error.map(|share| share * 100.0), 1),
+    ("other would %", |row| row.figures.shadow_hit_share.map(|share| share * 100.0), 1),
+    ("endless %", |row| row.figures.endless_hit_share.map(|share| share * 100.0), 1),
     ("lost", |row| Some(row.figures.failed as f64).filter(|failed| *failed > 0.0), 0),
 ];
 

@@ -218,6 +218,9 @@ impl<'a> Run<'a> {
         if let Some(booking) = &mut placed.booking {
             booking.commit(now);
         }
+        if let Some(followed) = &mut placed.followed {
+            followed.commit(now);
+        }
         self.workers[worker].open += 1;
         self.workers[worker].waiting_tokens += u64::from(request.prompt_tokens);
         let live = Live { request: number, arrived, placed, cached_tokens: 0, first_token: None };
@@ -293,8 +296,14 @@ impl<'a> Run<'a> {
             };
             booking.finish(finished, now);
         }
+        let shadow = live.placed.followed.map(|followed| {
+            let shares = [followed.other, followed.endless];
+            followed.finish(Some(request.output_tokens), now);
+            shares
+        });
         if self.measured(live.request) {
             self.outcome.add(Served {
+                shadow,
                 worker,
                 group: request.group,
                 arrived: live.arrived.0,

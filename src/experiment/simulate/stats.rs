@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
+use crate::core::shadow::Share;
+
 /// One measured request that was answered. Times in seconds.
 #[derive(Copy, Clone, Debug)]
 pub struct Served {
@@ -18,6 +20,8 @@ pub struct Served {
     pub cached_tokens: u32,
     /// Cached tokens as the policy believed when it placed the request.
     pub predicted: Option<f64>,
+    /// What a shadow said of it: under the other policy, and in a cache without end.
+    pub shadow: Option<[Share; 2]>,
 }
 
 /// All that was measured in one run.
@@ -73,8 +77,16 @@ impl Outcome {
             affinity: self.affinity(),
             prediction_error: believed.then(|| sum(&|one| error(one).abs()) / prompt),
             prediction_bias: believed.then(|| sum(&error) / prompt),
+            shadow_hit_share: self.shadowed(0),
+            endless_hit_share: self.shadowed(1),
             requests_by_worker: self.by_worker(),
         }
+    }
+
+    fn shadowed(&self, which: usize) -> Option<f64> {
+        let shares = || self.served.iter().filter_map(|one| Some(one.shadow?[which]));
+        let prompt: f64 = shares().map(|share| share.prompt).sum();
+        (prompt > 0.0).then(|| shares().map(|share| share.cached).sum::<f64>() / prompt)
     }
 
     fn count(&self) -> f64 {
@@ -131,6 +143,9 @@ pub struct Figures {
     pub prediction_error: Option<f64>,
     /// The same with its sign: above 0, the policy believed too much.
     pub prediction_bias: Option<f64>,
+    /// `token_hit_share` of the planner's other policy, and of a cache without end, as a shadow says; absent without one.
+    pub shadow_hit_share: Option<f64>,
+    pub endless_hit_share: Option<f64>,
     pub requests_by_worker: Vec<u64>,
 }
 
@@ -175,6 +190,7 @@ mod tests {
             shared_tokens: 80,
             cached_tokens,
             predicted: Some(50.0),
+            shadow: None,
         }
     }
 
