@@ -1,6 +1,6 @@
 //! The command line: one subcommand per thing the binary can do, and as few flags as that needs. The rest is in the config.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use crate::experiment::bench::{self, BenchArgs};
 use crate::experiment::demo::{self, DemoArgs, StartProxy};
 use crate::experiment::simulate;
 use crate::lifecycle::{Stop, Urgency};
+use crate::operator::{self, ModeArgs, StatusArgs, WorkersArgs};
 
 /// Routes each LLM request to the vLLM worker whose KV cache is already warm.
 #[derive(Debug, Parser)]
@@ -41,6 +42,12 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Show a running proxy's workers and what is believed of them.
+    Status(StatusArgs),
+    /// Tell a running proxy's mode, or switch it.
+    Mode(ModeArgs),
+    /// Drain a worker of a running proxy, or undo it.
+    Workers(WorkersArgs),
     /// Run simulated vLLM workers and print their addresses, one a line.
     Engine(EngineArgs),
     /// Show what prefix routing is worth, on simulated workers in this process.
@@ -75,6 +82,9 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             runtime()?.block_on(bench::run(&args, &mut io::stdout()))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Status(args) => told(operator::status(&args, &mut io::stdout())),
+        Command::Mode(args) => told(operator::mode(&args, &mut io::stdout())),
+        Command::Workers(args) => told(operator::workers(&args, &mut io::stdout())),
         Command::Engine(args) => runtime()?.block_on(run_engines(&args)),
         Command::Simulate(args) => {
             simulate::run(&args, &mut io::stdout())?;
@@ -96,6 +106,11 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             })
         }
     }
+}
+
+fn told(asking: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    runtime()?.block_on(asking)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The first signal lets answers in flight end, a second one does not.
@@ -154,9 +169,11 @@ fn start_log(log: &Log) {
 
     let filter: Targets = log.level.parse().unwrap_or_default();
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    // Colours are for eyes only, and not for those of who says `NO_COLOR`.
+    let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let registry = tracing_subscriber::registry();
     match log.format {
-        LogFormat::Text => registry.with(lines.with_ansi(false).with_filter(filter)).init(),
+        LogFormat::Text => registry.with(lines.with_ansi(ansi).with_filter(filter)).init(),
         LogFormat::Json => registry.with(lines.json().with_filter(filter)).init(),
     }
 }

@@ -6,7 +6,7 @@
 //! | floor | modules | what it is for |
 //! | --- | --- | --- |
 //! | 6 | [`cli`], [`app`], [`testing`] | process, arguments, wiring; the harness of the tests |
-//! | 5 | [`experiment`] | workloads, load generator, report, simulate, demo |
+//! | 5 | [`experiment`], [`operator`] | workloads, load generator, report, simulate, demo; what an operator does from a terminal |
 //! | 4 | [`admin`] | the operator's listener |
 //! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
 //! | 2 | [`fleet`] | who the workers are and what is known of them |
@@ -23,6 +23,7 @@ pub mod experiment;
 pub mod fleet;
 pub mod lifecycle;
 pub mod metrics;
+pub mod operator;
 pub mod proxy;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -1,34 +1,45 @@
-//! The operator's listener, apart from the clients': metrics, health, what is known of the fleet, and the mode.
+//! The operator's listener, apart from the clients': metrics, health, what is known of the fleet, and what an operator turns.
+
+mod answer;
+mod fleet;
+mod guard;
+mod series;
+mod status;
 
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::time::MissedTickBehavior;
 
 use crate::config::Mode;
 use crate::lifecycle::Phase;
 use crate::proxy::Proxy;
+use answer::{Page, object, page, text};
+use series::Series;
 
 /// Largest body that is read here: a mode's name.
 const BODY: usize = 1 << 10;
 /// For a head to come; scrapers that keep their connection ask again within a minute or so.
 const HEAD_TIME: Duration = Duration::from_secs(120);
 
-type Page = Response<Full<Bytes>>;
+const WORKERS: &str = "/workers/";
 
 /// Serves until it is dropped.
 pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
     let mut connections = tokio::task::JoinSet::new();
+    let series = Arc::new(Series::new());
+    let mut samples = tokio::time::interval(series::EVERY);
+    samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -40,10 +51,14 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
                 }
             },
             Some(_) = connections.join_next() => continue,
+            _ = samples.tick() => {
+                series.take(&proxy);
+                continue;
+            }
         };
-        let proxy = proxy.clone();
+        let (proxy, series) = (proxy.clone(), series.clone());
         connections.spawn(async move {
-            let service = service_fn(move |request| answer(proxy.clone(), request));
+            let service = service_fn(move |request| answer(proxy.clone(), series.clone(), request));
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
             let connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -54,24 +69,52 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
     }
 }
 
-async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Result<Page, Infallible> {
+async fn answer(
+    proxy: Arc<Proxy>,
+    series: Arc<Series>,
+    request: Request<Incoming>,
+) -> Result<Page, Infallible> {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !reads && guard::is_of_another_site(request.headers()) {
+        return Ok(text(StatusCode::FORBIDDEN, "refused: this was sent by a page of another site\n"));
+    }
     let path = request.uri().path();
+    if reads && let Some(file) = status::file(path) {
+        return Ok(file);
+    }
     Ok(match (request.method(), path) {
         (&Method::GET | &Method::HEAD, "/metrics") => metrics(proxy).await,
         (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
         (&Method::GET | &Method::HEAD, "/readyz") => readiness(&proxy),
-        (&Method::GET, "/fleet") => object(StatusCode::OK, &fleet(&proxy)),
+        (&Method::GET, "/fleet") => object(StatusCode::OK, &fleet::fleet(&proxy)),
+        (&Method::GET, "/series") => match since(&request) {
+            Some(since) => object(StatusCode::OK, &series.tell(&proxy, since)),
+            None => text(StatusCode::BAD_REQUEST, "since: must be the number of a sample\n"),
+        },
         (&Method::GET, "/config") => page(StatusCode::OK, "application/yaml", proxy.config.load().to_yaml()),
         (&Method::GET, "/mode") => object(StatusCode::OK, &json!({"mode": proxy.config.load().mode})),
         (&Method::PUT, "/mode") => set_mode(&proxy, request).await,
-        (_, "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/config" | "/mode") => {
+        (&Method::POST, path) if path.starts_with(WORKERS) => {
+            fleet::set_draining(&proxy, &path[WORKERS.len()..])
+        }
+        (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/series" | "/config" | "/mode") => {
             text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n")
+        }
+        (_, path) if path.starts_with(WORKERS) => {
+            text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use POST\n")
         }
         _ => text(
             StatusCode::NOT_FOUND,
-            "not found; there are /metrics /healthz /readyz /fleet /config /mode (GET, PUT)\n",
+            "not found; there are / (a page for browsers) /metrics /healthz /readyz /fleet /series /config /mode (GET, PUT) /workers/NAME/drain and \
+             /workers/NAME/resume (POST)\n",
         ),
     })
+}
+
+/// The sample after which more are wanted; 0 if nothing is said. `None` if it is no number.
+fn since(request: &Request<Incoming>) -> Option<u64> {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').find_map(|pair| pair.strip_prefix("since=")).map_or(Some(0), |since| since.parse().ok())
 }
 
 /// The page for Prometheus. It is made apart from the threads that have requests to move: with many workers it takes some
@@ -102,41 +145,6 @@ fn readiness(proxy: &Proxy) -> Page {
     }
 }
 
-fn fleet(proxy: &Proxy) -> Value {
-    let now = proxy.clock.now();
-    let workers: Vec<Value> = proxy
-        .fleet
-        .snapshot()
-        .workers
-        .iter()
-        .map(|worker| {
-            let state = worker.standing().as_str();
-            let belief = proxy.planner.belief(worker.id, now).map(|belief| {
-                json!({
-                    "blocks": belief.blocks,
-                    "held_tokens": belief.held_tokens,
-                    "capacity_tokens": belief.capacity_tokens,
-                    "queue_tokens": belief.queue_tokens.round(),
-                    "prefill_tokens_per_s": belief.prefill_speed.map(f64::round),
-                    "credit": belief.credit,
-                    "foreign_share": belief.foreign_share,
-                })
-            });
-            json!({
-                "url": worker.url,
-                "state": state,
-                "usable": worker.is_eligible(),
-                "models": worker.models().map(|models| models.names().to_vec()),
-                "in_flight": worker.metrics.in_flight.get(),
-                "requests": worker.metrics.requests.get(),
-                "connections": worker.metrics.connections.get(),
-                "believed": belief,
-            })
-        })
-        .collect();
-    json!({"mode": proxy.config.load().mode, "workers": workers})
-}
-
 /// Takes `kv`, `random`, or `{"mode": "kv"}`.
 async fn set_mode(proxy: &Proxy, request: Request<Incoming>) -> Page {
     let body = match Limited::new(request.into_body(), BODY).collect().await {
@@ -156,19 +164,4 @@ async fn set_mode(proxy: &Proxy, request: Request<Incoming>) -> Page {
     proxy.set_mode(mode);
     tracing::info!(mode = mode.as_str(), "mode switched through the admin listener");
     object(StatusCode::OK, &json!({"mode": mode}))
-}
-
-fn page(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Page {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
-}
-
-fn text(status: StatusCode, body: &str) -> Page {
-    page(status, "text/plain; charset=utf-8", body.to_owned())
-}
-
-fn object(status: StatusCode, value: &Value) -> Page {
-    page(status, "application/json", format!("{value:#}\n"))
 }

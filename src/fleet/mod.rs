@@ -270,6 +270,19 @@ impl Fleet {
             .is_some_and(|present| std::ptr::eq(&raw const **present, worker))
     }
 
+    /// Has the worker of that name (its address, or its label on the metrics page) take nothing new, or again. `None` if there is
+    /// no such worker. Holds as long as the worker stays in the list.
+    pub fn set_draining(&self, name: &str, draining: bool) -> Option<Arc<Worker>> {
+        let is_meant = |worker: &&Arc<Worker>| worker.url.label() == name || worker.url.to_string() == name;
+        let worker = self.snapshot.load().workers.iter().find(is_meant)?.clone();
+        if worker.set_draining(draining) {
+            let running = worker.open.load(std::sync::atomic::Ordering::Acquire);
+            tracing::info!(worker = %worker.url, draining, running, "an operator's word on what a worker takes");
+            self.republish();
+        }
+        Some(worker)
+    }
+
     fn record(&self, worker: &Worker, event: Event) {
         let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
         let url = &worker.url;

@@ -44,6 +44,8 @@ pub struct Engine {
     cache: Option<CacheConfig>,
     frozen: bool,
     outcome: Option<Scraped>,
+    /// What the belief stands on.
+    pub basis: Option<Basis>,
 }
 
 /// Reads the pages of all workers for as long as it is polled; follows the worker list and the settings.
@@ -261,6 +263,7 @@ impl Fleet {
             _ => Basis::NoUsage,
         };
         let shown = &worker.metrics;
+        worker.engine.lock().basis = Some(basis);
         shown.set_basis(basis);
         shown.set_capacity(told, belief.capacity_tokens);
         shown.credit.set(belief.credit);

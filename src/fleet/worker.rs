@@ -16,7 +16,7 @@ use super::scrape::Engine;
 use super::stream::Secure;
 use crate::config::{self, Origin};
 use crate::core::ids::{Time, WorkerId};
-use crate::metrics::{Label, Metrics, WorkerMetrics, WorkerState};
+use crate::metrics::{Basis, Metrics, WorkerMetrics, WorkerState};
 
 /// A worker in the fleet. Dropped when it has left and its last request has ended, and with it its connections and series.
 pub struct Worker {
@@ -56,7 +56,7 @@ impl Worker {
         let authority = config.url.authority();
         let metrics = metrics.worker(config.url.label());
         let health = Health::new(probed);
-        metrics.set_state(label(health.standing()));
+        metrics.set_state(shown(&health));
         Worker {
             id,
             authority: HeaderValue::try_from(&authority).expect("a host and port that a URI took"),
@@ -110,7 +110,9 @@ impl Worker {
 
     /// Out or on trial, but perhaps of use.
     pub fn is_doubtful(&self) -> bool {
-        match self.standing() {
+        let health = self.health.lock();
+        match health.standing() {
+            _ if health.is_draining() => false,
             Standing::Out(reason) => !matches!(reason, Reason::Unreachable | Reason::Insecure),
             Standing::Trial => true,
             Standing::Starting | Standing::Up => false,
@@ -124,6 +126,36 @@ impl Worker {
 
     pub fn standing(&self) -> Standing {
         self.health.lock().standing()
+    }
+
+    /// An operator has it take nothing new.
+    pub fn is_draining(&self) -> bool {
+        self.health.lock().is_draining()
+    }
+
+    /// Its state as operators see it.
+    pub fn state(&self) -> WorkerState {
+        shown(&self.health.lock())
+    }
+
+    /// Its state if no operator had said anything.
+    pub fn health(&self) -> WorkerState {
+        by_health(self.standing())
+    }
+
+    /// What the belief about it stands on, once that has been looked at.
+    pub fn basis(&self) -> Option<Basis> {
+        self.engine.lock().basis
+    }
+
+    /// Has it take nothing new, or again; answers whether that is a change.
+    pub(super) fn set_draining(&self, draining: bool) -> bool {
+        let mut health = self.health.lock();
+        let changes = health.is_draining() != draining;
+        health.set_draining(draining);
+        self.eligible.store(health.is_eligible(), Ordering::Relaxed);
+        self.metrics.set_state(shown(&health));
+        changes
     }
 
     pub(super) fn show_age(&self, now: Time) {
@@ -160,12 +192,16 @@ impl Worker {
         }
         self.eligible.store(is.1, Ordering::Relaxed);
         self.unreachable.send_replace(is.0 == Standing::Out(Reason::Unreachable));
-        self.metrics.set_state(label(is.0));
+        self.metrics.set_state(shown(&health));
         Some(is.0)
     }
 }
 
-fn label(standing: Standing) -> WorkerState {
+fn shown(health: &Health) -> WorkerState {
+    if health.is_draining() { WorkerState::Draining } else { by_health(health.standing()) }
+}
+
+fn by_health(standing: Standing) -> WorkerState {
     match standing {
         Standing::Starting => WorkerState::Starting,
         Standing::Up => WorkerState::Up,
@@ -176,11 +212,5 @@ fn label(standing: Standing) -> WorkerState {
         Standing::Out(Reason::Stalled) => WorkerState::Stalled,
         Standing::Out(Reason::Erring) => WorkerState::Erring,
         Standing::Trial => WorkerState::Trial,
-    }
-}
-
-impl Standing {
-    pub fn as_str(self) -> &'static str {
-        label(self).as_str()
     }
 }

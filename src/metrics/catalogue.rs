@@ -10,7 +10,7 @@ use crate::core::planner::Reason;
 use crate::lifecycle::Phase;
 
 /// Seconds. A cached prompt answers in tens of milliseconds, a long cold one under load in minutes: 1 ms to 10 min.
-const TTFT_BUCKETS: &[f64] = &[
+pub(super) const TTFT_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0,
     40.0, 80.0, 160.0, 300.0, 600.0,
 ];

@@ -22,6 +22,10 @@ macro_rules! label {
         #[derive(Copy, Clone, PartialEq, Eq, Debug)]
         pub enum $name { $($(#[$case_doc])* $case,)+ }
 
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$case),+];
+        }
+
         impl $crate::metrics::Label for $name {
             const NAME: &'static str = $label;
             const VALUES: &'static [&'static str] = &[$($text,)+];
@@ -238,9 +242,6 @@ label! {
 }
 
 impl Basis {
-    pub(super) const ALL: [Basis; 6] =
-        [Basis::Confirmed, Basis::NoUsage, Basis::NoScrape, Basis::NoCapacity, Basis::Stale, Basis::Frozen];
-
     pub fn footing(self) -> Footing {
         match self {
             Basis::Confirmed => Footing::Calibrated,

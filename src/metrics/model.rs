@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, Registry};
+use serde::Serialize;
 
 use super::catalogue as c;
 use super::{Label, Predicted};
@@ -126,17 +127,8 @@ impl ModelMetrics {
     }
 }
 
-/// What a model's latencies add up to, for the status page.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FirstTokens {
-    /// Upper bounds of the buckets, seconds.
-    pub bounds: Vec<f64>,
-    /// First tokens up to each bound, cumulative, and the last: all of them.
-    pub counts: Vec<u64>,
-}
-
 /// Sums over all models.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TokenTotals {
     pub prompt: u64,
     pub predicted_cached: u64,
@@ -165,21 +157,23 @@ impl Models {
         sum
     }
 
-    /// Times to the first token of all models in all modes.
-    pub fn first_tokens(&self, predicted: Predicted) -> FirstTokens {
+    /// Upper bounds of the buckets of [`Models::first_tokens`], seconds.
+    pub fn first_token_bounds(&self) -> &'static [f64] {
+        c::TTFT_BUCKETS
+    }
+
+    /// First tokens of all models in all modes that came up to each bound, and the last: all of them.
+    pub fn first_tokens(&self, predicted: Predicted) -> Vec<u64> {
         use prometheus::core::Metric;
 
-        let mut sum = FirstTokens::default();
+        let mut sum = vec![0; c::TTFT_BUCKETS.len() + 1];
         self.each(|model| {
             for arm in &model.arms {
                 let Some(latencies) = arm.latencies[predicted.index()].get() else { continue };
                 let metric = latencies.first_token.metric();
                 let histogram = metric.get_histogram();
-                let buckets = histogram.get_bucket();
-                sum.bounds = buckets.iter().map(|bucket| bucket.upper_bound()).collect();
-                sum.counts.resize(buckets.len() + 1, 0);
-                let counts = buckets.iter().map(|bucket| bucket.cumulative_count());
-                for (sum, count) in sum.counts.iter_mut().zip(counts.chain([histogram.get_sample_count()])) {
+                let counts = histogram.get_bucket().iter().map(|bucket| bucket.cumulative_count());
+                for (sum, count) in sum.iter_mut().zip(counts.chain([histogram.get_sample_count()])) {
                     *sum += count;
                 }
             }

@@ -142,7 +142,7 @@ impl WorkerMetrics {
 
     pub fn set_basis(&self, basis: Basis) {
         let labels = |basis: Basis| [basis.footing().as_str(), basis.as_str()];
-        only(&self.families.basis, &self.worker, Basis::ALL.into_iter().map(labels), labels(basis));
+        only(&self.families.basis, &self.worker, Basis::ALL.iter().copied().map(labels), labels(basis));
     }
 
     /// The KV cache as told and as believed to stay; what is unknown has no series.
@@ -246,7 +246,7 @@ impl Drop for WorkerMetrics {
                 let _ = family.remove_label_values(&[worker, *value]);
             }
         }
-        for basis in Basis::ALL {
+        for basis in Basis::ALL.iter().copied() {
             let _ = f.basis.remove_label_values(&[worker, basis.footing().as_str(), basis.as_str()]);
         }
     }

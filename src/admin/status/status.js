@@ -1,0 +1,422 @@
+// The operator's page: asks the admin listener every few seconds and draws what it says. All text goes in as text, never as markup.
+
+const EVERY = 5_000;
+const SPAN = 15 * 60_000; // of the charts
+const WINDOW = 60_000; // over which shares and medians are taken
+const SVG = "http://www.w3.org/2000/svg";
+
+const $ = (id) => document.getElementById(id);
+
+function make(name, props = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(props)) {
+    if (key in node) node[key] = value;
+    else node.setAttribute(key, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function draw(name, attributes, ...children) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "–");
+const seconds = (time) =>
+  !Number.isFinite(time) ? "–" : time < 1 ? `${(1000 * time).toPrecision(3).replace(/\.0+$/, "")} ms` : `${time.toPrecision(3)} s`;
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1e3) return value.toFixed(0);
+  return value < 1e6 ? `${(value / 1e3).toPrecision(3)}k` : `${(value / 1e6).toPrecision(3)}M`;
+}
+/** Sets text only where it differs, so that nothing is read out or selected anew. */
+function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// --- what is asked, and how it went
+
+let samples = [];
+let bounds = [];
+let mode = null;
+let lost = false;
+
+async function ask(path) {
+  const answer = await fetch(path, { headers: { accept: "application/json" }, signal: AbortSignal.timeout(10_000) });
+  if (!answer.ok) throw Object.assign(new Error(`${path}: status ${answer.status}`), { status: answer.status });
+  return answer.json();
+}
+
+const missing = new Set();
+
+/** An endpoint that this program may not have: then it is asked for once. */
+async function askIfThere(path) {
+  if (missing.has(path)) return null;
+  try {
+    return await ask(path);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    missing.add(path);
+    return null;
+  }
+}
+
+function news(text, bad = false) {
+  say($("news"), text);
+  $("news").classList.toggle("bad", bad);
+}
+
+async function look() {
+  try {
+    const since = samples.length ? samples.at(-1).seq : 0;
+    const [fleet, series, cache, recent] = await Promise.all([
+      ask("fleet"),
+      ask(`series?since=${since}`),
+      askIfThere("cache"),
+      askIfThere("decisions"),
+    ]);
+    take(series);
+    if (lost) news("The proxy answers again.");
+    lost = false;
+    showMode(fleet.mode);
+    showNow(series, fleet.workers);
+    showCharts();
+    showWorkers(fleet.workers);
+    if (cache) showCache(cache);
+    if (recent) showDecisions(recent);
+  } catch (error) {
+    if (!lost) news(`No answer since ${new Date().toLocaleTimeString()}: ${error.message}. What is shown is from before.`, true);
+    lost = true;
+  }
+}
+
+function take(series) {
+  bounds = series.bounds;
+  // A proxy that was started anew counts from the beginning.
+  if (samples.length && series.next <= samples.at(-1).seq) samples = [];
+  const last = samples.length ? samples.at(-1).seq : 0;
+  samples.push(...series.samples.filter((sample) => sample.seq > last));
+  const oldest = samples.length ? samples.at(-1).at - SPAN - WINDOW : 0;
+  samples = samples.filter((sample) => sample.at >= oldest);
+}
+
+// --- what the samples say: all are counted since the start, so two of them make an interval
+
+const sum = (sample, key) => sample.tokens.kv[key] + sample.tokens.random[key];
+
+function share(before, after, part, whole) {
+  const all = whole(after) - whole(before);
+  return all > 0 ? (part(after) - part(before)) / all : NaN;
+}
+
+function median(before, after, which) {
+  const count = (sample, at) => sample.first_tokens[which][at] ?? 0;
+  const grown = bounds.map((_, at) => count(after, at) - count(before, at));
+  const all = count(after, bounds.length) - count(before, bounds.length);
+  if (all <= 0) return NaN;
+  const at = grown.findIndex((upTo) => upTo >= all / 2);
+  if (at < 0) return bounds.at(-1);
+  const [from, below] = at ? [bounds[at - 1], grown[at - 1]] : [0, 0];
+  return from + ((bounds[at] - from) * (all / 2 - below)) / (grown[at] - below);
+}
+
+/** `figure` of each sample and the one a window before it. */
+function over(figure) {
+  let start = 0;
+  const points = [];
+  samples.forEach((sample, at) => {
+    while (samples[start].at < sample.at - WINDOW) start += 1;
+    if (at > start) points.push([sample.at, figure(samples[start], sample)]);
+  });
+  return points;
+}
+
+const hitLines = () => {
+  const lines = [
+    { name: "as workers say", points: over((a, b) => share(a, b, (s) => sum(s, "confirmed_cached"), (s) => sum(s, "confirmed_prompt"))) },
+    { name: "as predicted", points: over((a, b) => share(a, b, (s) => sum(s, "predicted_cached"), (s) => sum(s, "prompt"))) },
+  ];
+  if (samples.at(-1)?.shadow) {
+    const other = mode === "kv" ? "random" : "kv";
+    const shadow = (policy) => over((a, b) => share(a, b, (s) => s.shadow?.cached[policy] ?? NaN, (s) => s.shadow?.prompt ?? NaN));
+    lines.push({ name: `would be in ${other}`, points: shadow(other) });
+    lines.push({ name: "best possible", points: shadow("ideal") });
+  }
+  return lines;
+};
+const timeLines = () => [
+  { name: "predicted hits", points: over((a, b) => median(a, b, "hit")) },
+  { name: "predicted misses", points: over((a, b) => median(a, b, "miss")) },
+];
+
+// --- charts
+
+/** The smallest round number that is at least `value`. */
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((round) => round >= value * 0.999);
+}
+
+const cursors = new Map(); // where the pointer is over which chart, as a time
+
+function chart(box, lines, { top, format, title }) {
+  const width = Math.max(260, box.clientWidth);
+  const [height, left, right, above, below] = [200, 46, 12, 8, 22];
+  const now = samples.length ? samples.at(-1).at : Date.now();
+  const x = (at) => left + ((width - left - right) * (at - now + SPAN)) / SPAN;
+  const y = (value) => above + (height - above - below) * (1 - Math.min(1, value / top));
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
+  for (let part = 0; part <= 4; part += 1) {
+    const at = y((top * part) / 4);
+    svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
+    if (part % 2 === 0) svg.append(draw("text", { class: "axis", x: left - 6, y: at + 4, "text-anchor": "end" }, format((top * part) / 4)));
+  }
+  for (const minutes of [15, 10, 5, 0]) {
+    const anchor = minutes === 15 ? "start" : minutes === 0 ? "end" : "middle";
+    svg.append(draw("text", { class: "axis", x: x(now - minutes * 60_000), y: height - 5, "text-anchor": anchor }, minutes ? `${minutes} min ago` : "now"));
+  }
+  const cursor = cursors.get(box.id);
+  const shown = lines.map(({ name, points }, at) => {
+    const known = points.filter(([time, value]) => Number.isFinite(value) && time >= now - SPAN);
+    let path = "";
+    let before = -Infinity;
+    for (const [time, value] of known) {
+      path += `${time - before > 4 * EVERY ? "M" : "L"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`;
+      before = time;
+    }
+    svg.append(draw("path", { class: `c${at}`, d: path }));
+    let point = known.at(-1);
+    if (cursor !== undefined && known.length) {
+      point = known.reduce((best, each) => (Math.abs(each[0] - cursor) < Math.abs(best[0] - cursor) ? each : best));
+    }
+    if (point) svg.append(draw("circle", { class: `c${at}`, r: 4, cx: x(point[0]), cy: y(point[1]) }));
+    return { name, value: point ? format(point[1]) : "–" };
+  });
+  if (cursor !== undefined) svg.append(draw("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: above, y2: height - below }));
+  svg.setAttribute("aria-label", `${title}: ${shown.map(({ name, value }) => `${name} ${value}`).join(", ")}`);
+  const key = make("ul", { className: "key" });
+  shown.forEach(({ name, value }, at) => {
+    const line = draw("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, draw("path", { class: `c${at}`, d: "M1 5H25" }));
+    key.append(make("li", {}, line, `${name} `, make("b", {}, value)));
+  });
+  box.replaceChildren(svg, key);
+  svg.addEventListener("pointermove", (event) => {
+    const place = ((event.clientX - svg.getBoundingClientRect().left) * width) / svg.clientWidth;
+    const time = now - SPAN + (SPAN * (place - left)) / (width - left - right);
+    cursors.set(box.id, Math.min(now, Math.max(now - SPAN, time)));
+    showCharts();
+  });
+  svg.addEventListener("pointerleave", () => {
+    cursors.delete(box.id);
+    showCharts();
+  });
+}
+
+function showCharts() {
+  chart($("hits"), hitLines(), { top: 1, format: percent, title: "Share of prompt tokens found cached" });
+  const times = timeLines();
+  const most = Math.max(0.001, ...times.flatMap(({ points }) => points.map(([, value]) => value).filter(Number.isFinite)));
+  chart($("ttft"), times, { top: roundUp(most), format: seconds, title: "Median time to first token" });
+}
+
+// --- figures, workers
+
+function showNow(series, workers) {
+  const after = samples.at(-1);
+  const before = samples.find((sample) => sample.at >= (after?.at ?? 0) - WINDOW);
+  const between = after && before && after !== before;
+  const rate = between ? ((after.requests - before.requests) * 1000) / (after.at - before.at) : NaN;
+  const failed = between ? after.failed - before.failed : 0;
+  const usable = workers.filter((worker) => worker.usable).length;
+  const tiles = [
+    ["Requests", Number.isFinite(rate) ? rate.toFixed(rate < 10 ? 1 : 0) : "–", "a second"],
+    ["In flight", String(series.in_flight), series.queued ? `and ${series.queued} queued` : ""],
+    ["Failed", String(failed), "in the last minute"],
+    ["Workers usable", `${usable}`, `of ${workers.length}`],
+    ["Cached", percent(between ? hitLines()[0].points.at(-1)?.[1] : NaN), "of prompt tokens"],
+    ["First token", seconds(between ? median(before, after, "hit") : NaN), `hit, ${seconds(between ? median(before, after, "miss") : NaN)} miss`],
+  ];
+  const list = $("now");
+  tiles.forEach(([name, value, unit], at) => {
+    const tile = list.children[at] ?? list.appendChild(make("div", {}, make("dt"), make("dd", {}, make("span"), " ", make("small"))));
+    say(tile.querySelector("dt"), name);
+    say(tile.querySelector("span"), value);
+    say(tile.querySelector("small"), unit);
+  });
+}
+
+const kind = (state) =>
+  state === "up" ? "good" : ["starting", "trial", "draining"].includes(state) ? "warn" : "bad";
+
+function chip(state, count) {
+  return make("span", { className: `chip ${kind(state)}` }, count === undefined ? state : `${count} ${state}`);
+}
+
+function shareCell(label, extra) {
+  return make("td", { "data-label": label }, make("div", { className: `share ${extra}` }, make("i", { ariaHidden: "true" }, make("i")), make("span")));
+}
+
+function fill(cell, part, text, title) {
+  const bar = cell.querySelector("i i");
+  bar.style.width = `${Math.min(100, 100 * (Number.isFinite(part) ? part : 0))}%`;
+  say(cell.querySelector("span"), text);
+  cell.title = title;
+}
+
+const rows = new Map();
+
+function workerRow(name) {
+  const number = (label) => make("td", { className: "number", "data-label": label });
+  const row = make(
+    "tr",
+    {},
+    make("th", { scope: "row" }, name),
+    make("td", { "data-label": "State" }),
+    make("td", { "data-label": "Basis" }),
+    number("In flight"),
+    number("Queue, tokens"),
+    number("Speed, tokens/s"),
+    shareCell("Cache", "cache"),
+    shareCell("Hits", "hits"),
+  );
+  rows.set(name, row);
+  return row;
+}
+
+function showWorkers(workers) {
+  const body = $("workers");
+  const names = new Set(workers.map((worker) => worker.name));
+  for (const [name, row] of rows) {
+    if (!names.has(name)) {
+      row.remove();
+      rows.delete(name);
+    }
+  }
+  workers.forEach((worker, at) => {
+    const row = rows.get(worker.name) ?? workerRow(worker.name);
+    if (body.children[at] !== row) body.insertBefore(row, body.children[at] ?? null);
+    const [, state, basis, inFlight, queue, speed, cache, hits] = row.children;
+    if (state.textContent !== worker.state) state.replaceChildren(chip(worker.state));
+    say(basis, worker.basis ?? "–");
+    basis.title = worker.basis_reason ?? "";
+    const believed = worker.believed ?? {};
+    say(inFlight, String(worker.in_flight));
+    say(queue, short(believed.queue_tokens));
+    say(speed, short(believed.prefill_tokens_per_s));
+    const capacity = believed.capacity_tokens;
+    fill(
+      cache,
+      believed.held_tokens / capacity,
+      capacity ? `${short(believed.held_tokens)} of ${short(capacity)}` : short(believed.held_tokens),
+      "tokens believed to be in its KV cache, of what is believed to fit",
+    );
+    const { predicted, confirmed, prompt } = worker.hits;
+    fill(hits, confirmed / prompt, percent(confirmed / prompt), `${percent(predicted / prompt)} were predicted`);
+    row.dataset.words = `${worker.name} ${worker.state} ${worker.basis ?? ""} ${worker.basis_reason ?? ""}`.toLowerCase();
+  });
+  const counts = new Map();
+  for (const { state } of workers) counts.set(state, (counts.get(state) ?? 0) + 1);
+  $("states").replaceChildren(...[...counts].sort().map(([state, count]) => make("li", {}, chip(state, count))));
+  filter();
+}
+
+function filter() {
+  const word = $("find").value.trim().toLowerCase();
+  let shown = 0;
+  for (const row of rows.values()) {
+    row.hidden = !row.dataset.words.includes(word);
+    shown += row.hidden ? 0 : 1;
+  }
+  $("none").hidden = shown > 0 || rows.size === 0;
+}
+
+// --- which prefixes live where, and what was decided
+
+function showCache({ prefixes, workers }) {
+  $("cache").hidden = prefixes.length === 0;
+  const head = make("tr", {}, make("th", { scope: "col" }, "Prefix"), make("th", { scope: "col", className: "number" }, "Uses"), make("th", { scope: "col", className: "number" }, "Tokens"));
+  for (const [at, name] of workers.entries()) head.append(make("th", { scope: "col", title: name }, String(at + 1)));
+  $("map").tHead.replaceChildren(head);
+  $("map").tBodies[0].replaceChildren(
+    ...prefixes.map(({ digest, uses, tokens, holders }) => {
+      const row = make("tr", {}, make("th", { scope: "row" }, digest), make("td", { className: "uses" }, short(uses)), make("td", { className: "uses" }, short(tokens)));
+      for (const name of workers) {
+        const held = holders.includes(name);
+        row.append(make("td", { className: held ? "held" : "", title: held ? name : "" }, make("i", { ariaHidden: "true" }), make("span", { className: "unseen" }, held ? "held" : "not held")));
+      }
+      return row;
+    }),
+  );
+}
+
+function showDecisions({ decisions }) {
+  $("recent").hidden = decisions.length === 0;
+  $("decisions").replaceChildren(
+    ...decisions.slice(0, 20).map((decision) =>
+      make(
+        "tr",
+        {},
+        make("th", { scope: "row" }, new Date(decision.at).toLocaleTimeString()),
+        make("td", { "data-label": "Model" }, decision.model || "–"),
+        make("td", { "data-label": "Worker" }, decision.worker),
+        make("td", { "data-label": "Reason" }, decision.reason),
+        make("td", { "data-label": "Prompt, tokens", className: "number" }, short(decision.prompt_tokens)),
+        make("td", { "data-label": "Cached, predicted", className: "number" }, short(decision.predicted_cached_tokens)),
+      ),
+    ),
+  );
+}
+
+// --- the mode
+
+const MEANING = {
+  kv: "Each request goes where its prefix is believed to be cached and its first token will come soonest.",
+  random: "Each client connection is drawn to a worker at random, as a Kubernetes Service does. Fewer prompts will be found cached, and first tokens will take longer.",
+};
+
+function showMode(now) {
+  mode = now;
+  $("mode").disabled = false;
+  for (const button of $("mode").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.mode === now));
+}
+
+$("mode").addEventListener("click", (event) => {
+  const wanted = event.target.closest("button")?.dataset.mode;
+  if (!wanted || wanted === mode) return;
+  say($("confirm-title"), `Switch to ${wanted}?`);
+  say($("confirm-text"), MEANING[wanted]);
+  const dialog = $("confirm");
+  dialog.returnValue = "no";
+  dialog.onclose = () => {
+    if (dialog.returnValue === "yes") switchTo(wanted);
+  };
+  dialog.showModal();
+});
+
+async function switchTo(wanted) {
+  try {
+    const answer = await fetch("mode", { method: "PUT", body: wanted });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    showMode((await answer.json()).mode);
+    news(`Mode ${mode} is in force.`);
+  } catch (error) {
+    news(`The mode was not switched: ${error.message}`, true);
+  }
+}
+
+// --- begin
+
+$("find").addEventListener("input", filter);
+new ResizeObserver(showCharts).observe($("hits"));
+
+let timer = null;
+async function begin() {
+  clearInterval(timer);
+  timer = document.hidden ? null : setInterval(look, EVERY);
+  if (!document.hidden) await look();
+}
+document.addEventListener("visibilitychange", begin);
+begin();

@@ -1,0 +1,194 @@
+//! What an operator does from a terminal: `status`, `mode` and `workers` ask a running proxy's admin listener.
+
+mod status;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::config::Mode;
+use crate::experiment::target::Target;
+
+/// Where the proxy is.
+#[derive(Debug, Args)]
+pub struct Admin {
+    /// The proxy's admin listener.
+    #[arg(long = "admin", value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    url: String,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    admin: Admin,
+    /// Show it again every so many seconds, until interrupted.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
+    watch: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+pub struct ModeArgs {
+    /// Switch to this mode; without it, tell the mode in force.
+    mode: Option<ModeName>,
+    #[command(flatten)]
+    admin: Admin,
+}
+
+#[derive(Copy, Clone, Debug, ValueEnum)]
+enum ModeName {
+    Kv,
+    Random,
+}
+
+#[derive(Debug, Args)]
+pub struct WorkersArgs {
+    #[command(subcommand)]
+    command: WorkersCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum WorkersCommand {
+    /// Give a worker no new requests, in either mode; those that it has run to their end.
+    Drain {
+        #[command(flatten)]
+        worker: Named,
+        /// Return only when its last request has ended.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Give a drained worker requests again.
+    Resume(Named),
+}
+
+#[derive(Debug, Args)]
+struct Named {
+    /// As `status` and the metrics name it: host and port, with `https://` before them in TLS.
+    name: String,
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// Time between looks at a worker that is being drained.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Prints the workers and what is believed of them.
+///
+/// # Errors
+/// If the proxy cannot be asked, or standard output is closed.
+pub async fn status(args: &StatusArgs, out: &mut impl Write) -> Result<()> {
+    let admin = Target::resolve(&args.admin.url).await?;
+    let Some(seconds) = args.watch else {
+        let table = status::table(&get(&admin, "/fleet").await?)?;
+        return out.write_all(table.as_bytes()).context("standard output");
+    };
+    let pause = Duration::try_from_secs_f64(seconds).ok().filter(|pause| !pause.is_zero());
+    let pause =
+        pause.with_context(|| format!("--watch {seconds}: must be a number of seconds above zero"))?;
+    let screen = io::stdout().is_terminal();
+    loop {
+        // A proxy that restarts is to be seen coming back.
+        let shown = match get(&admin, "/fleet").await.and_then(|fleet| status::table(&fleet)) {
+            Ok(table) => table,
+            Err(error) => format!("{error:#}\n"),
+        };
+        let shown = if screen { redrawn(&shown) } else { shown };
+        out.write_all(shown.as_bytes()).and_then(|()| out.flush()).context("standard output")?;
+        sleep(pause).await;
+    }
+}
+
+/// Over what was shown before, without a flicker: from the top, each line cleared to its end, and all below.
+fn redrawn(text: &str) -> String {
+    format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
+}
+
+/// Tells the mode, or switches it.
+///
+/// # Errors
+/// If the proxy cannot be asked, or refuses.
+pub async fn mode(args: &ModeArgs, out: &mut impl Write) -> Result<()> {
+    let admin = Target::resolve(&args.admin.url).await?;
+    let answer = match args.mode {
+        None => get(&admin, "/mode").await?,
+        Some(name) => {
+            let mode = match name {
+                ModeName::Kv => Mode::Kv,
+                ModeName::Random => Mode::Random,
+            };
+            read(&admin, "PUT /mode", admin.put("/mode", mode.as_str()).await?)?
+        }
+    };
+    let mode = answer["mode"].as_str().with_context(|| not_ours(&admin))?;
+    writeln!(out, "{mode}").context("standard output")
+}
+
+/// Drains a worker, or undoes it.
+///
+/// # Errors
+/// If the proxy cannot be asked, or has no such worker.
+pub async fn workers(args: &WorkersArgs, out: &mut impl Write) -> Result<()> {
+    let (named, verb) = match &args.command {
+        WorkersCommand::Drain { worker, .. } => (worker, "drain"),
+        WorkersCommand::Resume(worker) => (worker, "resume"),
+    };
+    let admin = Target::resolve(&named.admin.url).await?;
+    let path = format!("/workers/{}/{verb}", named.name);
+    let told = read(&admin, &format!("POST {path}"), admin.post(&path, &Value::Null).await?)?;
+    let number = |key: &str| told[key].as_u64().with_context(|| not_ours(&admin));
+    let (in_flight, usable) = (number("in_flight")?, number("usable")?);
+    let name = &named.name;
+    match &args.command {
+        WorkersCommand::Resume(_) => {
+            writeln!(out, "{name} is given requests again; {usable} workers are usable")?
+        }
+        WorkersCommand::Drain { wait, .. } => {
+            writeln!(out, "{name} drains: {in_flight} requests run there; {usable} workers are usable")?;
+            if *wait && in_flight > 0 {
+                drained(&admin, name).await?;
+                writeln!(out, "{name} is drained")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the worker has no requests.
+async fn drained(admin: &Target, name: &str) -> Result<()> {
+    loop {
+        let fleet = get(admin, "/fleet").await?;
+        let workers = fleet["workers"].as_array().with_context(|| not_ours(admin))?;
+        let Some(worker) = workers.iter().find(|worker| worker["name"] == name || worker["url"] == name)
+        else {
+            bail!("{name} has left the fleet");
+        };
+        if worker["state"] != "draining" {
+            bail!("{name} was resumed by somebody else");
+        }
+        if worker["in_flight"] == 0 {
+            return Ok(());
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+async fn get(admin: &Target, path: &str) -> Result<Value> {
+    read(admin, &format!("GET {path}"), admin.get(path).await?)
+}
+
+/// The object in an answer, or what was refused and why.
+fn read(admin: &Target, asked: &str, (status, text): (http::StatusCode, String)) -> Result<Value> {
+    if !status.is_success() {
+        bail!("{asked} at {admin}: status {status}: {}", text.trim());
+    }
+    serde_json::from_str(&text).with_context(|| not_ours(admin))
+}
+
+fn not_ours(admin: &Target) -> String {
+    format!(
+        "{admin} does not answer like a warmroute's admin listener: --admin wants the address under `admin` in its config"
+    )
+}

@@ -1,0 +1,167 @@
+//! The table that `warmroute status` prints, from what the admin listener says at `/fleet`.
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Deserialize;
+
+use serde_json::Value;
+
+#[derive(Deserialize)]
+struct Fleet {
+    mode: String,
+    workers: Vec<Worker>,
+}
+
+#[derive(Deserialize)]
+struct Worker {
+    name: String,
+    state: String,
+    usable: bool,
+    basis: Option<String>,
+    in_flight: u64,
+    requests: u64,
+    hits: Hits,
+    believed: Option<Believed>,
+}
+
+#[derive(Deserialize)]
+struct Hits {
+    predicted: u64,
+    confirmed: u64,
+    prompt: u64,
+}
+
+#[derive(Deserialize)]
+struct Believed {
+    held_tokens: u64,
+    capacity_tokens: Option<u64>,
+    queue_tokens: f64,
+    prefill_tokens_per_s: Option<f64>,
+}
+
+/// # Errors
+/// If it is no answer of `/fleet`.
+pub(super) fn table(fleet: &Value) -> Result<String> {
+    let Fleet { mode, workers } =
+        Fleet::deserialize(fleet).context("what came from /fleet is not of this version of warmroute")?;
+    let usable = workers.iter().filter(|worker| worker.usable).count();
+    let in_flight: u64 = workers.iter().map(|worker| worker.in_flight).sum();
+    let all = workers.iter().fold(Hits { predicted: 0, confirmed: 0, prompt: 0 }, |sum, worker| Hits {
+        predicted: sum.predicted + worker.hits.predicted,
+        confirmed: sum.confirmed + worker.hits.confirmed,
+        prompt: sum.prompt + worker.hits.prompt,
+    });
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header([
+        "worker",
+        "state",
+        "basis",
+        "in flight",
+        "queue",
+        "tokens/s",
+        "cache",
+        "hits",
+        "requests",
+    ]);
+    for column in table.column_iter_mut().skip(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for worker in &workers {
+        let believed = worker.believed.as_ref();
+        table.add_row([
+            worker.name.clone(),
+            worker.state.clone(),
+            worker.basis.clone().unwrap_or_else(unknown),
+            worker.in_flight.to_string(),
+            believed.map_or_else(unknown, |believed| short(believed.queue_tokens)),
+            believed.and_then(|believed| believed.prefill_tokens_per_s).map_or_else(unknown, short),
+            believed.map_or_else(unknown, Believed::fill),
+            share(worker.hits.confirmed, worker.hits.prompt),
+            worker.requests.to_string(),
+        ]);
+    }
+    let (confirmed, predicted) = (share(all.confirmed, all.prompt), share(all.predicted, all.prompt));
+    Ok(format!(
+        "mode {mode}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
+         ({predicted} predicted)\n{table}\n",
+        workers.len(),
+    ))
+}
+
+impl Believed {
+    fn fill(&self) -> String {
+        match self.capacity_tokens {
+            Some(capacity) => format!("{} of {}", short(self.held_tokens as f64), short(capacity as f64)),
+            None => short(self.held_tokens as f64),
+        }
+    }
+}
+
+fn unknown() -> String {
+    "–".to_owned()
+}
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { unknown() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+/// Three digits or so: `812`, `9.34k`, `1.2M`.
+fn short(value: f64) -> String {
+    match value {
+        ..1e3 => format!("{value:.0}"),
+        ..1e4 => format!("{:.2}k", value / 1e3),
+        ..1e6 => format!("{:.0}k", value / 1e3),
+        ..1e7 => format!("{:.2}M", value / 1e6),
+        _ => format!("{:.0}M", value / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn says_what_is_known_and_leaves_a_dash_for_the_rest() {
+        let fleet = json!({"mode": "kv", "workers": [
+            {"name": "10.0.0.1:8000", "state": "up", "usable": true, "basis": "calibrated", "in_flight": 3, "requests": 1200,
+             "hits": {"predicted": 900, "confirmed": 865, "prompt": 1000},
+             "believed": {"held_tokens": 9120, "capacity_tokens": 9344, "queue_tokens": 2320.0, "prefill_tokens_per_s": 25_000.0}},
+            {"name": "10.0.0.2:8000", "state": "draining", "usable": false, "basis": null, "in_flight": 0, "requests": 0,
+             "hits": {"predicted": 0, "confirmed": 0, "prompt": 0}, "believed": null},
+        ]});
+        let text = table(&fleet).unwrap();
+        assert!(text.starts_with(
+            "mode kv, 1 of 2 workers usable, 3 requests in flight, 86.5 % of prompt tokens cached (90.0 % predicted)\n"
+        ));
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+            .collect();
+        assert!(
+            rows.contains(&vec![
+                "10.0.0.1:8000",
+                "up",
+                "calibrated",
+                "3",
+                "2.32k",
+                "25k",
+                "9.12k of 9.34k",
+                "86.5 %",
+                "1200"
+            ]),
+            "{text}"
+        );
+        assert!(
+            rows.contains(&vec!["10.0.0.2:8000", "draining", "–", "0", "–", "–", "–", "–", "0"]),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn another_servers_answer_is_no_table() {
+        assert!(table(&json!({"mode": "kv"})).is_err());
+    }
+}
