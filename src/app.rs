@@ -158,6 +158,7 @@ async fn tick(proxy: Arc<Proxy>) {
         let pool_idle = proxy.config.load().timeouts.pool_idle;
         proxy.fleet.tick(pool_idle);
         proxy.complaints.tell();
+        proxy.sync_shadow();
         let lost = &proxy.metrics.access_lost;
         lost.inc_by(proxy.access.lost().saturating_sub(lost.get()));
     }
@@ -276,10 +277,11 @@ macro_rules! fixed {
     };
 }
 
-const FIXED: [Fixed; 9] = fixed! {
+const FIXED: [Fixed; 10] = fixed! {
     "listen": listen,
     "admin": admin,
     "tls": tls,
+    "shadow": shadow,
     "workers.tls": workers.tls,
     "workers.api_key_file": workers.api_key_file,
     "cache": cache,

@@ -18,7 +18,7 @@ use crate::experiment::bench::{self, BenchArgs};
 use crate::experiment::demo::{self, DemoArgs, StartProxy};
 use crate::experiment::simulate;
 use crate::lifecycle::{Stop, Urgency};
-use crate::operator::{self, ModeArgs, StatusArgs, WorkersArgs};
+use crate::operator::{self, ExplainArgs, ModeArgs, StatusArgs, WorkersArgs};
 
 /// Routes each LLM request to the vLLM worker whose KV cache is already warm.
 #[derive(Debug, Parser)]
@@ -46,6 +46,8 @@ enum Command {
     Status(StatusArgs),
     /// Tell a running proxy's mode, or switch it.
     Mode(ModeArgs),
+    /// Say where a running proxy would send a request, and why.
+    Explain(ExplainArgs),
     /// Drain a worker of a running proxy, or undo it.
     Workers(WorkersArgs),
     /// Run simulated vLLM workers and print their addresses, one a line.
@@ -84,6 +86,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Status(args) => told(operator::status(&args, &mut io::stdout())),
         Command::Mode(args) => told(operator::mode(&args, &mut io::stdout())),
+        Command::Explain(args) => told(operator::explain(&args, &mut io::stdout())),
         Command::Workers(args) => told(operator::workers(&args, &mut io::stdout())),
         Command::Engine(args) => runtime()?.block_on(run_engines(&args)),
         Command::Simulate(args) => {

@@ -35,6 +35,9 @@ const STABLE: &[&str] = &[
     "warmroute_requests_total{route,outcome,mode}",
     "warmroute_retries_denied_total{}",
     "warmroute_retries_total{cause}",
+    "warmroute_shadow_cached_tokens_total{mode,policy}",
+    "warmroute_shadow_one_in{}",
+    "warmroute_shadow_prompt_tokens_total{mode,policy}",
     "warmroute_time_per_output_token_seconds{model,predicted,mode}",
     "warmroute_time_to_first_token_seconds{model,predicted,mode}",
     "warmroute_worker_basis{worker,basis,reason}",
@@ -161,7 +164,8 @@ async fn a_queue_and_a_belief_show_while_they_last() {
     let mut client = router.client().await;
     client.send(message("/v1/completions", &body)).await;
     client.head().await.expect("a head");
-    assert!(router.metric(&of("queue_tokens")).await > 400.0);
+    // By its speed it should be at work on it; once that is long overdue, it is taken to have not begun.
+    until("the queue to show", async || router.metric(&of("queue_tokens")).await > 400.0).await;
     assert!(router.metric(&of("believed_blocks")).await >= 7.0);
     assert!(router.metric("warmroute_believed_blocks").await >= 7.0);
     assert!(router.metric("warmroute_belief_bytes").await > 100.0);

@@ -1,6 +1,7 @@
 //! The operator's listener, apart from the clients': metrics, health, what is known of the fleet, and what an operator turns.
 
 mod answer;
+mod explain;
 mod fleet;
 mod guard;
 mod series;
@@ -94,18 +95,24 @@ async fn answer(
         (&Method::GET, "/config") => page(StatusCode::OK, "application/yaml", proxy.config.load().to_yaml()),
         (&Method::GET, "/mode") => object(StatusCode::OK, &json!({"mode": proxy.config.load().mode})),
         (&Method::PUT, "/mode") => set_mode(&proxy, request).await,
+        (&Method::GET, "/decisions") => explain::decisions(&proxy, request.uri().query()),
+        (&Method::GET, "/prefixes") => explain::prefixes(&proxy, request.uri().query()),
+        (&Method::POST, "/explain") => explain::explain(proxy, request).await,
         (&Method::POST, path) if path.starts_with(WORKERS) => {
             fleet::set_draining(&proxy, &path[WORKERS.len()..])
         }
-        (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/series" | "/config" | "/mode") => {
-            text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n")
-        }
+        (
+            _,
+            "/" | "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/series" | "/config" | "/mode"
+            | "/decisions" | "/prefixes" | "/explain",
+        ) => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
         (_, path) if path.starts_with(WORKERS) => {
             text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use POST\n")
         }
         _ => text(
             StatusCode::NOT_FOUND,
-            "not found; there are / (a page for browsers) /metrics /healthz /readyz /fleet /series /config /mode (GET, PUT) /workers/NAME/drain and \
+            "not found; there are / (a page for browsers) /metrics /healthz /readyz /fleet /series /config /mode (GET, PUT) /decisions /prefixes \
+             /explain (POST) /workers/NAME/drain and \
              /workers/NAME/resume (POST)\n",
         ),
     })

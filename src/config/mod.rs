@@ -6,6 +6,7 @@ pub mod raw;
 pub mod scalar;
 pub mod sections;
 pub mod tls;
+pub mod trial;
 pub mod watch;
 pub mod worker;
 
@@ -23,6 +24,7 @@ pub use sections::{
     Timeouts,
 };
 pub use tls::{Tls, WorkerTls};
+pub use trial::{Explain, Shadow, Split, SplitBy};
 pub use worker::Origin;
 
 /// How requests are placed.
@@ -40,6 +42,13 @@ impl Mode {
         match self {
             Mode::Kv => "kv",
             Mode::Random => "random",
+        }
+    }
+
+    pub fn other(self) -> Mode {
+        match self {
+            Mode::Kv => Mode::Random,
+            Mode::Random => Mode::Kv,
         }
     }
 }
@@ -107,6 +116,9 @@ pub struct Config {
     pub tls: Option<Tls>,
     pub mode: Mode,
     pub random: Random,
+    pub split: Split,
+    pub shadow: Shadow,
+    pub explain: Explain,
     pub workers: Workers,
     pub health: Health,
     pub scrape: Scrape,
@@ -138,6 +150,9 @@ impl Default for Config {
             tls: None,
             mode: Mode::Kv,
             random: Random::default(),
+            split: Split::default(),
+            shadow: Shadow::default(),
+            explain: Explain::default(),
             workers: Workers::default(),
             health: Health::default(),
             scrape: Scrape::default(),
@@ -234,6 +249,9 @@ impl Config {
             tls: raw.tls,
             mode: raw.mode,
             random: raw.random,
+            split: raw.split,
+            shadow: raw.shadow,
+            explain: raw.explain,
             workers,
             health: raw.health,
             scrape: raw.scrape,

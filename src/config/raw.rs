@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::Price;
 use super::{
-    Cache, Config, Drain, Feedback, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape, Timeouts,
-    Tls, Worker, WorkerTls, scalar,
+    Cache, Config, Drain, Explain, Feedback, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape,
+    Shadow, Split, Timeouts, Tls, Worker, WorkerTls, scalar,
 };
 
 /// The top level of the file.
@@ -26,6 +26,9 @@ pub struct Raw {
     pub tls: Option<Tls>,
     pub mode: Mode,
     pub random: Random,
+    pub split: Split,
+    pub shadow: Shadow,
+    pub explain: Explain,
     pub workers: RawWorkers,
     pub health: Health,
     pub scrape: Scrape,
@@ -48,6 +51,9 @@ impl Default for Raw {
             tls: config.tls,
             mode: config.mode,
             random: config.random,
+            split: config.split,
+            shadow: config.shadow,
+            explain: config.explain,
             workers: RawWorkers::default(),
             health: config.health,
             scrape: config.scrape,

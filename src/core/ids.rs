@@ -38,7 +38,7 @@ impl WorkerId {
 pub struct BlockHash(pub u64);
 
 /// SplitMix64's finaliser: spreads equal-looking keys over all 64 bits.
-pub(super) fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)

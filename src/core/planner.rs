@@ -363,6 +363,15 @@ impl Planner {
         })
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Who holds how many of the blocks of a prompt, from its first on.
+    pub fn holders(&self, hashes: &[BlockHash]) -> Vec<(WorkerId, usize)> {
+        self.index.depths(hashes)
+    }
+
     /// Distinct blocks believed to be held by anybody.
     pub fn believed_blocks(&self) -> usize {
         self.index.len()

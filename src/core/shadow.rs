@@ -28,18 +28,20 @@ pub enum Sampling {
 }
 
 impl Sampling {
+    /// The rarest: one in so many.
+    pub const MOST: usize = 512;
+
     /// `None` for what it cannot be.
     pub fn one_in(blocks: usize) -> Option<Sampling> {
-        let sound = blocks == 1 || (blocks.is_power_of_two() && (4..=MOST).contains(&blocks));
+        let sound = blocks == 1 || (blocks.is_power_of_two() && (4..=Sampling::MOST).contains(&blocks));
         sound.then_some(Sampling::OneIn(blocks))
     }
 }
 
 /// Blocks in the model of a full worker: enough for shares that are true to a point or so.
 const ENOUGH_BLOCKS: u64 = 512;
-const MOST: usize = 512;
 /// Blocks of prompts that the cache without end goes back over.
-const ENDLESS_BLOCKS: usize = 1 << 18;
+const IDEAL_BLOCKS: usize = 1 << 18;
 
 /// Tokens of one request, or of the blocks that stand for it.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
@@ -54,7 +56,7 @@ pub struct Followed {
     /// What the other policy's worker held.
     pub other: Share,
     /// What the cache without end held.
-    pub endless: Share,
+    pub ideal: Share,
     prompt_tokens: f64,
     booking: Option<Booking>,
 }
@@ -90,7 +92,7 @@ pub struct Shadow {
     models: [Arc<Planner>; 2],
     /// By place in the fleet.
     members: ArcSwap<Vec<Option<Member>>>,
-    endless: Mutex<Cache>,
+    ideal: Mutex<Cache>,
 }
 
 impl Shadow {
@@ -102,7 +104,7 @@ impl Shadow {
             one_in: AtomicUsize::new(0),
             models: [model(), model()],
             members: ArcSwap::default(),
-            endless: Mutex::new(Cache::new(Bounds { tokens: None, blocks: ENDLESS_BLOCKS })),
+            ideal: Mutex::new(Cache::new(Bounds { tokens: None, blocks: IDEAL_BLOCKS })),
         }
     }
 
@@ -172,7 +174,7 @@ impl Shadow {
             Sampling::OneIn(one_in) => one_in,
             Sampling::Auto => match blocks / ENOUGH_BLOCKS {
                 0..4 => 1,
-                times => (1 << times.ilog2()).min(MOST),
+                times => (1 << times.ilog2()).min(Sampling::MOST),
             },
         };
         let now = self.one_in.load(Ordering::Relaxed);
@@ -186,7 +188,7 @@ impl Shadow {
                 model.forget(member.id);
             });
         }
-        self.endless.lock().clear(&mut Unheard);
+        self.ideal.lock().clear(&mut Unheard);
     }
 
     /// Places a request that goes by `policy` as the other one would. `None` while no worker is known.
@@ -215,7 +217,7 @@ impl Shadow {
         let prompt = ask.prompt_tokens;
         Some(Followed {
             other: Share { prompt, cached: decision.predicted_cached_tokens },
-            endless: Share { prompt, cached: self.remember(&ask) },
+            ideal: Share { prompt, cached: self.remember(&ask) },
             prompt_tokens: prompt,
             booking: Some(booking),
         })
@@ -223,10 +225,10 @@ impl Shadow {
 
     /// Tokens of the prompt that were ever asked for before.
     fn remember(&self, ask: &Ask) -> f64 {
-        let mut endless = self.endless.lock();
-        let claim = endless.admit(&ask.chain.hashes, |_| 1, 0, 0, &mut Unheard);
+        let mut ideal = self.ideal.lock();
+        let claim = ideal.admit(&ask.chain.hashes, |_| 1, 0, 0, &mut Unheard);
         let matched = ask.chain.units(claim.matched()) as f64;
-        endless.release(claim, 0, &mut Unheard);
+        ideal.release(claim, 0, &mut Unheard);
         (matched * ask.block_tokens).min(ask.prompt_tokens)
     }
 }

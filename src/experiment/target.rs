@@ -139,6 +139,10 @@ impl Target {
     }
 
     /// `PUT path` with a plain body, whole.
+    pub async fn post_bytes(&self, path: &str, body: Bytes) -> Result<(StatusCode, String)> {
+        self.call(Method::POST, path, body).await
+    }
+
     pub async fn put(&self, path: &str, body: &str) -> Result<(StatusCode, String)> {
         self.call(Method::PUT, path, Bytes::copy_from_slice(body.as_bytes())).await
     }

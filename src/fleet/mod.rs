@@ -51,6 +51,8 @@ pub struct Snapshot {
     /// Who can serve which model.
     pub models: Directory,
     by_slot: Vec<Option<Arc<Worker>>>,
+    /// By slot: the workers' places in an order that has nothing to do with anything and is the same on every replica.
+    ranks: Vec<usize>,
 }
 
 impl Snapshot {
@@ -64,11 +66,32 @@ impl Snapshot {
         let all = Group::of(present());
         let listed: Vec<_> = present().map(|worker| (worker, worker.models())).collect();
         let models = Directory::of(&listed);
-        Snapshot { workers, all, models, by_slot }
+        let mut shuffled: Vec<&Arc<Worker>> = workers.iter().collect();
+        shuffled.sort_by_cached_key(|worker| *blake3::hash(worker.url.label().as_bytes()).as_bytes());
+        let mut ranks = vec![0; slots];
+        shuffled.iter().enumerate().for_each(|(rank, worker)| ranks[worker.id.index()] = rank);
+        Snapshot { workers, all, models, by_slot, ranks }
     }
 
     pub fn worker(&self, id: WorkerId) -> Option<&Arc<Worker>> {
         self.by_slot.get(id.index())?.as_ref()
+    }
+
+    /// The workers that can serve `model`; all of them where nobody lists it, which is said.
+    pub fn serving(&self, model: &str) -> (&Group, bool) {
+        match self.models.find(model) {
+            models::Found::Only(group) => (group, false),
+            models::Found::Anyone => (&self.all, false),
+            models::Found::Nobody => (&self.all, true),
+        }
+    }
+
+    /// Whether the worker is of the part that so large a share of them makes; some are and some are not, if there are two.
+    pub fn is_of_part(&self, id: WorkerId, share: f64) -> bool {
+        let all = self.workers.len();
+        let part = (all as f64 * share).round() as usize;
+        let part = if share > 0.0 && share < 1.0 && all > 1 { part.clamp(1, all - 1) } else { part };
+        self.ranks.get(id.index()).is_some_and(|rank| *rank < part)
     }
 
     /// Those that may be given a request, in slot order, whatever model it is for.

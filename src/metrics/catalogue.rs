@@ -2,8 +2,8 @@
 
 use super::family::{Family, Kind, LabelSpec, Section, Unit, Values, as_markdown, closed};
 use super::label::{
-    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Outcome, Predicted, Reload, Retry, Route,
-    Scraped, Source, WorkerState,
+    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Outcome, Played, Predicted, Reload, Retry,
+    Route, Scraped, Source, WorkerState,
 };
 use crate::config::Mode;
 use crate::core::planner::Reason;
@@ -107,6 +107,15 @@ families! {
             "Prompt tokens of the answers that said how many were cached: what the confirmed ones are a share of.";
         OUTPUT_TOKENS = Counter, Tokens, "warmroute_output_tokens_total", [MODEL, closed::<Mode>()],
             "Generated tokens, as the workers counted them.";
+    }
+    "Shadow" {
+        SHADOW_PROMPT = Counter, Tokens, "warmroute_shadow_prompt_tokens_total", [closed::<Mode>(), closed::<Played>()],
+            "Prompt tokens, as far as each policy's model sees them; `mode` is the one that the requests went by.";
+        SHADOW_CACHED = Counter, Tokens, "warmroute_shadow_cached_tokens_total", [closed::<Mode>(), closed::<Played>()],
+            "Of these, cached: as predicted where `policy` is the mode that the requests went by; else what they would have found \
+             under the other one, and (`ideal`) in one cache without end.";
+        SHADOW_ONE_IN = Gauge, Count, "warmroute_shadow_one_in", [],
+            "The models of the workers' caches hold one block in so many; 0 without a shadow.";
     }
     "Decisions" {
         DECISIONS = Counter, Count, "warmroute_decisions_total", [closed::<Reason>()],

@@ -84,6 +84,16 @@ label! {
 }
 
 label! {
+    /// Under which policy a hit is counted.
+    Played as "policy" {
+        Kv = "kv",
+        Random = "random",
+        /// In one cache without end.
+        Ideal = "ideal",
+    }
+}
+
+label! {
     /// Why a request was routed without what the policy wants.
     Fallback as "reason" {
         /// The body is not JSON, or not an object.
@@ -100,6 +110,8 @@ label! {
         PinnedWorkerOut = "pinned_worker_out",
         /// No worker lists the model, so any was asked.
         ModelUnlisted = "model_unlisted",
+        /// None of the workers of the split's arm can take it, so any was asked.
+        ArmOut = "arm_out",
     }
 }
 

@@ -20,13 +20,14 @@ use prometheus::{
 
 use crate::config::Mode;
 use crate::core::planner::Reason;
+use crate::core::shadow::Share;
 use crate::lifecycle::Phase;
 
 use catalogue as c;
 use family::Family;
 pub use label::{
-    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, Outcome, Predicted, Reload, Retry, Route,
-    Scraped, Source, WorkerState,
+    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, Outcome, Played, Predicted, Reload,
+    Retry, Route, Scraped, Source, WorkerState,
 };
 pub use model::{LatencyMetrics, ModelMetrics, Models, TokenMetrics};
 use worker::WorkerFamilies;
@@ -103,6 +104,36 @@ impl Requests {
     }
 }
 
+/// What the traffic of each mode would have hit, by policy.
+pub struct ShadowMetrics {
+    /// Prompt and cached tokens, by mode and policy.
+    cells: [[[IntCounter; 2]; Played::VALUES.len()]; Mode::VALUES.len()],
+    /// One block in so many is in its models.
+    pub one_in: IntGauge,
+}
+
+impl ShadowMetrics {
+    fn register(registry: &Registry) -> ShadowMetrics {
+        let families = [c::SHADOW_PROMPT, c::SHADOW_CACHED].map(|family| family.counters(registry));
+        let cell = |mode: usize, played: usize| {
+            families
+                .each_ref()
+                .map(|family| family.with_label_values(&[Mode::VALUES[mode], Played::VALUES[played]]))
+        };
+        ShadowMetrics {
+            cells: std::array::from_fn(|mode| std::array::from_fn(|played| cell(mode, played))),
+            one_in: c::SHADOW_ONE_IN.gauge(registry),
+        }
+    }
+
+    /// A request that went by `mode` and under `played` would have found so much.
+    pub fn add(&self, mode: Mode, played: Played, share: Share) {
+        let [prompt, cached] = &self.cells[mode.index()][played.index()];
+        prompt.inc_by(share.prompt.max(0.0).round() as u64);
+        cached.inc_by(share.cached.max(0.0).round() as u64);
+    }
+}
+
 /// Every metric of the process.
 pub struct Metrics {
     registry: Registry,
@@ -123,6 +154,7 @@ pub struct Metrics {
     /// Lines of the access log that nobody took in time.
     pub access_lost: IntCounter,
     pub models: Models,
+    pub shadow: ShadowMetrics,
     pub believed_blocks: IntGauge,
     pub belief_bytes: Gauge,
     mode: OneOf<Mode>,
@@ -151,6 +183,7 @@ impl Metrics {
             reloads: Counters::register(r, &c::RELOADS),
             access_lost: c::ACCESS_LOST.counter(r),
             models: Models::register(r),
+            shadow: ShadowMetrics::register(r),
             believed_blocks: c::BELIEVED_BLOCKS.gauge(r),
             belief_bytes: c::BELIEF_BYTES.float_gauge(r),
             mode: OneOf::register(r, &c::MODE),

@@ -1,5 +1,6 @@
-//! What an operator does from a terminal: `status`, `mode` and `workers` ask a running proxy's admin listener.
+//! What an operator does from a terminal: `status`, `mode`, `workers` and `explain` ask a running proxy's admin listener.
 
+mod explain;
 mod status;
 
 use std::io::{self, IsTerminal, Write};
@@ -12,6 +13,8 @@ use tokio::time::sleep;
 
 use crate::config::Mode;
 use crate::experiment::target::Target;
+
+pub use explain::{ExplainArgs, explain};
 
 /// Where the proxy is.
 #[derive(Debug, Args)]
@@ -42,6 +45,15 @@ pub struct ModeArgs {
 enum ModeName {
     Kv,
     Random,
+}
+
+impl ModeName {
+    fn mode(self) -> Mode {
+        match self {
+            ModeName::Kv => Mode::Kv,
+            ModeName::Random => Mode::Random,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -114,13 +126,7 @@ pub async fn mode(args: &ModeArgs, out: &mut impl Write) -> Result<()> {
     let admin = Target::resolve(&args.admin.url).await?;
     let answer = match args.mode {
         None => get(&admin, "/mode").await?,
-        Some(name) => {
-            let mode = match name {
-                ModeName::Kv => Mode::Kv,
-                ModeName::Random => Mode::Random,
-            };
-            read(&admin, "PUT /mode", admin.put("/mode", mode.as_str()).await?)?
-        }
+        Some(name) => read(&admin, "PUT /mode", admin.put("/mode", name.mode().as_str()).await?)?,
     };
     let mode = answer["mode"].as_str().with_context(|| not_ours(&admin))?;
     writeln!(out, "{mode}").context("standard output")

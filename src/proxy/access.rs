@@ -135,6 +135,7 @@ impl Note {
     pub fn answered(&self, placed: &Placed, status: StatusCode, request_id: Option<&str>) {
         self.with(|line| {
             line.known.worker = placed.worker.authority.to_str().ok().map(str::to_owned);
+            line.known.mode = placed.mode.as_str();
             line.known.reason = Some(placed.reason.as_str());
             line.known.predicted_cached_tokens = Some(placed.predicted_cached_tokens.max(0.0).round() as u64);
             line.known.status = Some(status.as_u16());

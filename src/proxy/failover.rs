@@ -35,11 +35,11 @@ pub async fn send(
     upstream: &Upstream,
     client: &Client,
 ) -> Result<Answered, ProxyError> {
-    let attempts = attempts(proxy);
     let budget = proxy.budget.load_full();
     budget.deposit();
     let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
     let mut placed = admission::admit(proxy, asked, client).await?;
+    let attempts = attempts(proxy, placed.mode);
     loop {
         let error = match upstream.attempt(proxy, &mut placed).await {
             Ok((response, patience)) => return Ok(Answered { response, patience, placed }),
@@ -71,9 +71,9 @@ pub async fn send(
 }
 
 /// A Service draws once per connection and has nothing to fall back on; mode `random` with that draw does the same.
-fn attempts(proxy: &Proxy) -> usize {
+fn attempts(proxy: &Proxy, mode: Mode) -> usize {
     let config = proxy.config.load();
-    match (config.mode, config.random.draw) {
+    match (mode, config.random.draw) {
         (Mode::Random, Draw::Connection) => 1,
         _ => config.retries.attempts,
     }

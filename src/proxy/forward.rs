@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header, response};
+use http::{HeaderValue, Request, Response, StatusCode, header, response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -86,6 +86,11 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     headers::clean_response(&mut head, &placed.worker.authority);
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
+    }
+    if config.explain.header
+        && let Ok(words) = HeaderValue::try_from(placed.in_words())
+    {
+        head.headers.insert(headers::DECISION, words);
     }
     let watch = Watch::new(placed, asked, &head, arrived, note, proxy);
     let streams = is_event_stream(&head);

@@ -17,6 +17,8 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Says where an answer comes from and why (`explain.header`).
+pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
 
 /// A request's head as a worker gets it, but for the worker's own name.
 #[derive(Clone, Debug)]

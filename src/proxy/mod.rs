@@ -6,23 +6,25 @@
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
 //!    - [`body`] for the whole body under its cap,
-//!    - [`place`] to read the prompt and to pick and book a worker, if [`admission`] has room,
+//!    - [`place`] to read the prompt and to pick and book a worker, if [`admission`] has room, by the mode of its [`arms`],
 //!    - [`failover`] to try workers until one has answered, each try made by [`upstream`],
 //!    - which [`patience`] ends if the worker falls silent,
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
-//! [`account`] closes with the request's line in the [`access`] log, if there is one. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
+//! [`decisions`] and [`prefixes`] are what the operator can look at. [`account`] closes with the request's line in the [`access`] log, if there is one. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
 //! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`],
 //! and [`complaints`] keeps the log short where it goes wrong for many.
 
 pub mod access;
 pub mod account;
 pub mod admission;
+pub mod arms;
 pub mod ask_usage;
 pub mod body;
 pub mod complaints;
 pub mod connection;
+pub mod decisions;
 pub mod error;
 pub mod failover;
 pub mod forward;
@@ -30,6 +32,7 @@ pub mod headers;
 pub mod hide_usage;
 pub mod patience;
 pub mod place;
+pub mod prefixes;
 pub mod relay;
 pub mod route;
 pub mod server;
@@ -54,6 +57,7 @@ use tower::retry::budget::TpsBudget;
 use crate::config::{Config, Mode, Retries};
 use crate::core::blocks::HashKey;
 use crate::core::planner::Planner;
+use crate::core::shadow::Shadow;
 use crate::fleet::Fleet;
 use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
@@ -61,6 +65,8 @@ use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
 use access::AccessLog;
 use complaints::Complaints;
+use decisions::Decisions;
+use prefixes::Prefixes;
 use tunnel::Tunnelled;
 
 /// What a request needs on its way: made once, shared by all.
@@ -78,6 +84,9 @@ pub struct Proxy {
     pub drain: Drain,
     pub complaints: Complaints,
     pub access: AccessLog,
+    pub decisions: Decisions,
+    pub(super) prefixes: Prefixes,
+    shadow: Option<Shadow>,
     budget: ArcSwap<TpsBudget>,
     /// Requests that have a place at any worker.
     open: Arc<AtomicUsize>,
@@ -109,6 +118,7 @@ impl Proxy {
         access: AccessLog,
     ) -> Arc<Proxy> {
         metrics.set_mode(config.mode);
+        let shadow = config.shadow.one_in.map(|sampling| Shadow::new(sampling, planner.settings()));
         let hash_key = config.hash_key.clone().unwrap_or_else(|| HashKey(rand::random()));
         Arc::new(Proxy {
             feedback: Feedback::new(config.cache.bytes_per_token),
@@ -119,6 +129,9 @@ impl Proxy {
             turn: tokio::sync::Mutex::default(),
             large_reads: tokio::sync::Semaphore::new(half_the_machine()),
             complaints: Complaints::default(),
+            decisions: Decisions::default(),
+            prefixes: Prefixes::default(),
+            shadow,
             fleet,
             planner,
             metrics,
@@ -147,6 +160,13 @@ impl Proxy {
         }
         self.config.rcu(|now| Config { mode: mode.unwrap_or(now.mode), ..config.clone() });
         self.metrics.set_mode(self.config.load().mode);
+    }
+
+    /// Has the shadow hear what has become known of the workers.
+    pub fn sync_shadow(&self) {
+        let Some(shadow) = &self.shadow else { return };
+        shadow.sync(&self.planner, self.block_bytes as f64 / self.feedback.estimate("").bytes_per_token);
+        self.metrics.shadow.one_in.set(shadow.one_in().unwrap_or(0) as i64);
     }
 
     /// Switches the mode until the next switch, or edit of `mode` in the config file.

@@ -7,20 +7,23 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::admission::{Freed, Slot};
+use super::arms;
+use super::decisions::Decided;
 use super::error::ProxyError;
 use super::{Client, Proxy};
 use crate::config::{Draw, Mode};
 use crate::core::blocks::Chain;
 use crate::core::booking::Booking;
 use crate::core::ids::WorkerId;
-use crate::core::planner::{Ask, Policy, Reason};
+use crate::core::planner::{Ask, Decision, Policy, Reason};
 use crate::core::prompt::{self, Endpoint, Opaque, Reading};
+use crate::core::shadow::{Followed, Shadow, Share};
 use crate::fleet::Snapshot;
 use crate::fleet::feedback::Estimate;
 use crate::fleet::health::Event;
-use crate::fleet::models::{self, Found, Group};
+use crate::fleet::models;
 use crate::fleet::worker::Worker;
-use crate::metrics::{Fallback, Predicted};
+use crate::metrics::{Fallback, Played, Predicted};
 
 /// What was read of a request's body.
 pub struct Asked {
@@ -31,6 +34,8 @@ pub struct Asked {
     pub prompt_bytes: u64,
     /// It came to an endpoint that generates from a prompt.
     pub generates: bool,
+    /// Decides what nothing else decides, and the same way at each attempt.
+    draw: u64,
     /// How long the reading took.
     pub reading: Duration,
     /// The part of it that was done apart from the task that serves the request.
@@ -42,6 +47,9 @@ pub struct Placed {
     pub worker: Arc<Worker>,
     /// `None` once it has been told the end.
     pub booking: Option<Booking>,
+    /// The request in the shadow's models, if there is a shadow.
+    pub followed: Option<Followed>,
+    prompt_tokens: f64,
     pub predicted_cached_tokens: f64,
     /// By which it was placed.
     pub mode: Mode,
@@ -58,6 +66,29 @@ pub struct Placed {
 impl Placed {
     pub fn predicted(&self) -> Predicted {
         if self.predicted_cached_tokens > 0.0 { Predicted::Hit } else { Predicted::Miss }
+    }
+
+    /// The worker has taken the request and computes it.
+    pub fn commit(&mut self) {
+        let now = self.proxy.clock.now();
+        if let Some(booking) = &mut self.booking {
+            booking.commit(now);
+        }
+        let Some(followed) = &mut self.followed else { return };
+        followed.commit(now);
+        let own = Share { prompt: self.prompt_tokens, cached: self.predicted_cached_tokens };
+        let shadow = &self.proxy.metrics.shadow;
+        shadow.add(self.mode, self.mode.into(), own);
+        shadow.add(self.mode, self.mode.other().into(), followed.other);
+        shadow.add(self.mode, Played::Ideal, followed.ideal);
+    }
+
+    /// Where the answer comes from and why, for its client.
+    pub fn in_words(&self) -> String {
+        let (mode, reason) = (self.mode.as_str(), self.reason.as_str());
+        let worker = self.worker.authority.to_str().unwrap_or_default();
+        let (cached, prompt) = (self.predicted_cached_tokens.round(), self.prompt_tokens.round());
+        format!("worker={worker}; mode={mode}; reason={reason}; cached={cached}; prompt={prompt}")
     }
 
     /// Tells the fleet what this request has shown of its worker.
@@ -80,18 +111,22 @@ impl Proxy {
     /// Reads what placement needs of `body`. What cannot be read is routed by load; reading never fails a request.
     pub fn read_ask(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
         let began = Instant::now();
-        let mut asked = self.read(endpoint, body);
+        let (mut asked, opaque) = self.read(endpoint, body);
+        if let Some(opaque) = opaque {
+            self.metrics.fallbacks.inc(opaque.into());
+        }
         asked.generates = endpoint.is_some();
         asked.reading = began.elapsed();
         asked
     }
 
-    fn read(&self, endpoint: Option<Endpoint>, body: &[u8]) -> Asked {
+    /// And why the prompt cannot be read, if so.
+    pub(super) fn read(&self, endpoint: Option<Endpoint>, body: &[u8]) -> (Asked, Option<Opaque>) {
         let Some(endpoint) = endpoint else {
             // No prompt that this proxy knows of: nothing is known of its work but that it is a request.
             let mixed = self.fleet.snapshot().models.is_mixed();
             let model = mixed.then(|| models::named_in(body)).flatten().unwrap_or_default();
-            return self.ask_for(model, Chain::empty(), 0, None, false);
+            return (self.ask_for(model, Chain::empty(), 0, None, false), None);
         };
         let reading = prompt::read(endpoint, body, &self.hash_key, self.block_bytes);
         let Reading { model, max_tokens, stream, media, chain, .. } = reading;
@@ -101,18 +136,12 @@ impl Proxy {
                 let mut asked = self.ask_for(model, chain, bytes, max_tokens, stream);
                 // What stands for a picture in the chain says nothing of the tokens that it becomes.
                 asked.prompt_bytes = if media { 0 } else { bytes };
-                asked
+                (asked, None)
             }
             Err(opaque) => {
-                self.metrics.fallbacks.inc(match opaque {
-                    Opaque::Json => Fallback::OpaqueJson,
-                    Opaque::Depth => Fallback::OpaqueDepth,
-                    Opaque::Shape => Fallback::OpaqueShape,
-                    Opaque::Stored => Fallback::OpaqueStored,
-                });
                 let mut asked = self.ask_for(model, Chain::empty(), body.len() as u64, max_tokens, stream);
                 asked.prompt_bytes = 0;
-                asked
+                (asked, Some(opaque))
             }
         }
     }
@@ -131,21 +160,21 @@ impl Proxy {
             model,
             prompt_bytes: bytes,
             generates: false,
+            draw: rand::random(),
             reading: Duration::ZERO,
             apart: Duration::ZERO,
         }
     }
 
-    /// The workers that can serve `model`; all of them where nobody lists it.
-    fn serving<'f>(&self, fleet: &'f Snapshot, model: &str) -> &'f Group {
-        match fleet.models.find(model) {
-            Found::Only(group) => group,
-            Found::Anyone => &fleet.all,
-            Found::Nobody => {
-                self.metrics.fallbacks.inc(Fallback::ModelUnlisted);
-                &fleet.all
-            }
+    /// Leaves the worker that was drawn for the client's connection, if it can be asked.
+    fn keep_pinned(&self, client: &Client, fleet: &Snapshot, tried: &[WorkerId], eligible: &mut Eligible) {
+        let Some(pinned) = client.pinned() else { return };
+        if !is_usable(fleet, &fleet.all.eligible, &pinned) || tried.contains(&pinned.id) {
+            self.metrics.fallbacks.inc(Fallback::PinnedWorkerOut);
+        } else if is_usable(fleet, eligible, &pinned) {
+            *eligible = SmallVec::from_slice(&[pinned.id]);
         }
+        // Else it serves other models than this one, and another is drawn.
     }
 
     /// Picks a worker that is not among `tried`, and books the request there.
@@ -161,20 +190,19 @@ impl Proxy {
         let began = Instant::now();
         let fleet = self.fleet.snapshot();
         let config = self.config.load();
-        let (mode, draw) = (config.mode, config.random.draw);
         let slot = Slot::take(&self.open, config.limits.in_flight).ok_or(ProxyError::Full)?;
-        let pins = mode == Mode::Random && draw == Draw::Connection;
-        let serving = self.serving(&fleet, &asked.model);
-        let mut eligible: SmallVec<[WorkerId; 64]> = SmallVec::from_slice(&serving.eligible);
-        if let Some(pinned) = client.pinned().filter(|_| pins) {
-            if is_usable(&fleet, &fleet.all, &pinned) && !tried.contains(&pinned.id) {
-                // It may serve other models than this one: then another is drawn.
-                if is_usable(&fleet, serving, &pinned) {
-                    eligible = SmallVec::from_slice(&[pinned.id]);
-                }
-            } else {
-                self.metrics.fallbacks.inc(Fallback::PinnedWorkerOut);
-            }
+        let mode = arms::mode_of(&config, &asked.ask, asked.draw);
+        let pins = mode == Mode::Random && config.random.draw == Draw::Connection;
+        let (serving, unlisted) = fleet.serving(&asked.model);
+        if unlisted {
+            self.metrics.fallbacks.inc(Fallback::ModelUnlisted);
+        }
+        let mut eligible: Eligible = SmallVec::from_slice(&serving.eligible);
+        if arms::keep_own(&config, mode, &fleet, &mut eligible) {
+            self.metrics.fallbacks.inc(Fallback::ArmOut);
+        }
+        if pins {
+            self.keep_pinned(client, &fleet, tried, &mut eligible);
         }
         eligible.retain(|worker| !tried.contains(worker));
         let each = config.limits.in_flight_per_worker;
@@ -186,12 +214,11 @@ impl Proxy {
                 return Err(ProxyError::Full);
             }
         }
-        let policy = match mode {
-            Mode::Kv => Policy::Kv,
-            Mode::Random => Policy::Random,
-        };
-        let planned = self.planner.plan(&asked.ask, &eligible, policy, self.clock.now(), rand::random());
+        let (now, policy) = (self.clock.now(), mode.into());
+        let planned = self.planner.plan(&asked.ask, &eligible, policy, now, rand::random());
         let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
+        let follow = |shadow: &Shadow| shadow.follow(&asked.ask, &eligible, policy, now, rand::random());
+        let followed = self.shadow.as_ref().and_then(follow);
         if tried.is_empty() {
             self.metrics.decision.observe((asked.reading + began.elapsed()).as_secs_f64());
         }
@@ -201,7 +228,13 @@ impl Proxy {
         if pins {
             client.pin(&worker);
         }
-        self.metrics.reasons.inc(decision.reason);
+        let Decision { reason, predicted_cached_tokens, .. } = decision;
+        self.metrics.reasons.inc(reason);
+        if tried.is_empty() {
+            self.prefixes.saw(&asked.ask.chain);
+        }
+        let decided = || Decided::new(asked, mode, decision, Arc::clone(&fleet));
+        self.decisions.keep(config.explain.keep, decided);
         worker.metrics.requests.inc();
         worker.metrics.in_flight.inc();
         worker.activity.begin();
@@ -215,9 +248,11 @@ impl Proxy {
             proven: worker.is_calm(),
             worker,
             booking: Some(booking),
-            predicted_cached_tokens: decision.predicted_cached_tokens,
+            followed,
+            prompt_tokens: asked.ask.prompt_tokens,
+            predicted_cached_tokens,
             mode,
-            reason: decision.reason,
+            reason,
             proxy: self.clone(),
             _slots: (slot, worker_slot),
             _freed: Freed(self.fleet.clone()),
@@ -225,8 +260,39 @@ impl Proxy {
     }
 }
 
-/// Still the fleet's worker, and of the group. A slot may have passed to another worker since.
-fn is_usable(fleet: &Snapshot, group: &Group, worker: &Arc<Worker>) -> bool {
+type Eligible = SmallVec<[WorkerId; 64]>;
+
+/// Still the fleet's worker, and among these. A slot may have passed to another worker since.
+fn is_usable(fleet: &Snapshot, eligible: &[WorkerId], worker: &Arc<Worker>) -> bool {
     fleet.worker(worker.id).is_some_and(|present| Arc::ptr_eq(present, worker))
-        && group.eligible.binary_search(&worker.id).is_ok()
+        && eligible.binary_search(&worker.id).is_ok()
+}
+
+impl From<Mode> for Policy {
+    fn from(mode: Mode) -> Policy {
+        match mode {
+            Mode::Kv => Policy::Kv,
+            Mode::Random => Policy::Random,
+        }
+    }
+}
+
+impl From<Mode> for Played {
+    fn from(mode: Mode) -> Played {
+        match mode {
+            Mode::Kv => Played::Kv,
+            Mode::Random => Played::Random,
+        }
+    }
+}
+
+impl From<Opaque> for Fallback {
+    fn from(opaque: Opaque) -> Fallback {
+        match opaque {
+            Opaque::Json => Fallback::OpaqueJson,
+            Opaque::Depth => Fallback::OpaqueDepth,
+            Opaque::Shape => Fallback::OpaqueShape,
+            Opaque::Stored => Fallback::OpaqueStored,
+        }
+    }
 }

@@ -70,8 +70,8 @@ impl Upstream {
         let (event, kind, error) = match sent {
             Ok(Ok(response)) => {
                 // A worker that turns the request away has computed nothing, and caches nothing of it.
-                if let Some(booking) = placed.booking.as_mut().filter(|_| response.status().is_success()) {
-                    booking.commit(proxy.clock.now());
+                if response.status().is_success() {
+                    placed.commit();
                 }
                 return Ok((response, patience));
             }

@@ -142,6 +142,9 @@ impl Watch {
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
         self.note.finished(finished);
+        if let Some(followed) = self.placed.followed.take() {
+            followed.finish(finished.output_tokens, self.proxy.clock.now());
+        }
         self.observe_end(finished);
         if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
             self.proxy.fleet.forgot(&self.placed.worker, Forgot::Unconfirmed, blocks);

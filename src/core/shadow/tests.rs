@@ -38,7 +38,7 @@ fn serve(policy: Policy, sampling: Sampling, prefixes: u64) -> (f64, Share, Shar
     let add = |sum: &mut Share, share: Share| {
         *sum = Share { prompt: sum.prompt + share.prompt, cached: sum.cached + share.cached };
     };
-    let (mut own, mut other, mut endless) = (Share::default(), Share::default(), Share::default());
+    let (mut own, mut other, mut ideal) = (Share::default(), Share::default(), Share::default());
     for serial in 0..4_000 {
         let now = Time(serial as f64);
         let ask = ask(mix(serial) % prefixes, 40, serial, 8);
@@ -47,7 +47,7 @@ fn serve(policy: Policy, sampling: Sampling, prefixes: u64) -> (f64, Share, Shar
         if serial >= 1_000 {
             add(&mut own, Share { prompt: ask.prompt_tokens, cached: decision.predicted_cached_tokens });
             add(&mut other, followed.other);
-            add(&mut endless, followed.endless);
+            add(&mut ideal, followed.ideal);
         }
         booking.commit(now);
         followed.commit(now);
@@ -59,7 +59,7 @@ fn serve(policy: Policy, sampling: Sampling, prefixes: u64) -> (f64, Share, Shar
         booking.finish(finished, now + 0.5);
         followed.finish(Some(32), now + 0.5);
     }
-    (of(own), other, endless)
+    (of(own), other, ideal)
 }
 
 fn of(share: Share) -> f64 {
@@ -70,12 +70,12 @@ fn of(share: Share) -> f64 {
 fn each_policy_is_told_what_the_other_one_finds() {
     for sampling in [Sampling::OneIn(1), Sampling::OneIn(4)] {
         // 24 prefixes of 40 blocks: more than two workers hold, less than four.
-        let (kv, beside_kv, endless) = serve(Policy::Kv, sampling, 24);
+        let (kv, beside_kv, ideal) = serve(Policy::Kv, sampling, 24);
         let (random, beside_random, _) = serve(Policy::Random, sampling, 24);
         assert!(kv > random + 0.3, "{kv} {random}");
         assert!((of(beside_kv) - random).abs() < 0.03, "{sampling:?}: {} for {random}", of(beside_kv));
         assert!((of(beside_random) - kv).abs() < 0.03, "{sampling:?}: {} for {kv}", of(beside_random));
-        assert!((of(endless) - 40.0 / 48.5).abs() < 0.02, "{}", of(endless));
+        assert!((of(ideal) - 40.0 / 48.5).abs() < 0.02, "{}", of(ideal));
     }
 }
 

@@ -20,7 +20,7 @@ pub fn csv(rows: &[Row]) -> String {
         "workload,policy,workers,capacity_tokens,load,seed,requests,failed,retried,token_hit_share,request_hit_share,\
          prefix_hit_share,ceiling,share_of_bound,ttft_mean_s,ttft_p50_s,ttft_p90_s,ttft_p99_s,e2e_mean_s,e2e_p50_s,\
          e2e_p90_s,e2e_p99_s,throughput,imbalance,affinity,prediction_error,prediction_bias,shadow_hit_share,\
-         endless_hit_share\n",
+         ideal_hit_share\n",
     );
     let maybe = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     for Row { workload, policy, workers, capacity_tokens, load, seed, figures } in rows {
@@ -54,7 +54,7 @@ pub fn csv(rows: &[Row]) -> String {
             maybe(figures.prediction_error),
             maybe(figures.prediction_bias),
             maybe(figures.shadow_hit_share),
-            maybe(figures.endless_hit_share),
+            maybe(figures.ideal_hit_share),
         ];
         text.push_str(&fields.join(","));
         text.push('\n');
@@ -82,7 +82,7 @@ const COLUMNS: [Column; 17] = [
     ("affinity", |row| row.figures.affinity, 2),
     ("belief error %", |row| row.figures.prediction_error.map(|share| share * 100.0), 1),
     ("other would %", |row| row.figures.shadow_hit_share.map(|share| share * 100.0), 1),
-    ("endless %", |row| row.figures.endless_hit_share.map(|share| share * 100.0), 1),
+    ("ideal %", |row| row.figures.ideal_hit_share.map(|share| share * 100.0), 1),
     ("lost", |row| Some(row.figures.failed as f64).filter(|failed| *failed > 0.0), 0),
 ];
 

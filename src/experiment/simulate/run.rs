@@ -297,7 +297,7 @@ impl<'a> Run<'a> {
             booking.finish(finished, now);
         }
         let shadow = live.placed.followed.map(|followed| {
-            let shares = [followed.other, followed.endless];
+            let shares = [followed.other, followed.ideal];
             followed.finish(Some(request.output_tokens), now);
             shares
         });

@@ -78,7 +78,7 @@ impl Outcome {
             prediction_error: believed.then(|| sum(&|one| error(one).abs()) / prompt),
             prediction_bias: believed.then(|| sum(&error) / prompt),
             shadow_hit_share: self.shadowed(0),
-            endless_hit_share: self.shadowed(1),
+            ideal_hit_share: self.shadowed(1),
             requests_by_worker: self.by_worker(),
         }
     }
@@ -145,7 +145,7 @@ pub struct Figures {
     pub prediction_bias: Option<f64>,
     /// `token_hit_share` of the planner's other policy, and of a cache without end, as a shadow says; absent without one.
     pub shadow_hit_share: Option<f64>,
-    pub endless_hit_share: Option<f64>,
+    pub ideal_hit_share: Option<f64>,
     pub requests_by_worker: Vec<u64>,
 }
 

@@ -1,0 +1,247 @@
+//! What lets an operator try and understand routing: the shadow beside the truth, the split, and decisions that explain themselves.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
+use warmroute::config::{Config, Draw, Mode, Origin, Split, SplitBy, Worker};
+use warmroute::engine::http::{EngineConfig, Fleet, Running};
+use warmroute::testing::{FakeEngine, TestRouter, Wire};
+
+/// Model time runs this much faster.
+const FAST: f64 = 1000.0;
+
+async fn simulated(count: usize) -> Running {
+    let engine =
+        EngineConfig { enable_prompt_tokens_details: true, time_scale: FAST, ..EngineConfig::default() };
+    Fleet::start(vec![engine; count]).await.expect("free ports")
+}
+
+/// Before workers that hold four prompts of [`prompt`] each.
+fn before(mode: Mode, fleet: &Running) -> Config {
+    let mut config: Config = TestRouter::config(mode, &[]);
+    config.random.draw = Draw::Request;
+    config.workers.fixed = fleet
+        .addresses()
+        .iter()
+        .map(|address| Worker {
+            url: Origin::parse(&format!("http://{address}")).expect("an address of a worker"),
+            capacity_tokens: Some(9_344),
+            prefill_speed: None,
+        })
+        .collect();
+    config
+}
+
+/// Some two thousand tokens of prefix, and a few hundred of its own.
+fn prompt(prefix: usize, serial: usize) -> String {
+    let text = |seed: usize, words: usize| -> String {
+        (0..words).map(|at| format!("w{}x{at} ", seed * 31)).collect()
+    };
+    let (system, user) = (text(prefix + 1, 480), text(1_000_000 + serial, 40));
+    format!(
+        r#"{{"model":"warmroute-sim","messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{user}"}}],"max_tokens":4}}"#
+    )
+}
+
+/// Requests for `prefixes` prefixes, in an order without order.
+async fn play(router: &TestRouter, prefixes: usize, requests: usize) {
+    let mut client = router.client().await;
+    for serial in 0..requests {
+        let prefix = (serial * 7919 + serial / 5 * 104_729) % prefixes;
+        let answer = client.post("/v1/chat/completions", prompt(prefix, serial)).await;
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+    }
+}
+
+async fn share(router: &TestRouter, mode: &str, policy: &str) -> f64 {
+    let value = async |name: &str| {
+        let series = format!(r#"warmroute_shadow_{name}_tokens_total{{mode="{mode}",policy="{policy}"}}"#);
+        router.metric(&series).await
+    };
+    value("cached").await / value("prompt").await
+}
+
+async fn confirmed(router: &TestRouter, mode: &str) -> f64 {
+    let value = async |name: &str| {
+        let series =
+            format!(r#"warmroute_confirmed_{name}_tokens_total{{mode="{mode}",model="warmroute-sim"}}"#);
+        router.metric(&series).await
+    };
+    value("cached").await / value("prompt").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shadow_says_in_each_mode_what_the_other_one_truly_finds() {
+    let mut truth = HashMap::new();
+    let mut said = HashMap::new();
+    let mut ideal = Vec::new();
+    for (mode, name, other) in [(Mode::Random, "random", "kv"), (Mode::Kv, "kv", "random")] {
+        let fleet = simulated(3).await;
+        let router = TestRouter::start(before(mode, &fleet)).await;
+        router.metric_is("warmroute_shadow_one_in", 1.0).await;
+        play(&router, 10, 400).await;
+        truth.insert(name, confirmed(&router, name).await);
+        said.insert(other, share(&router, name, other).await);
+        ideal.push(share(&router, name, "ideal").await);
+        let predicted = share(&router, name, name).await;
+        assert!((predicted - truth[name]).abs() < 0.03, "{name}: {predicted} for {}", truth[name]);
+    }
+    assert!(truth["kv"] > truth["random"] + 0.2, "{truth:?}");
+    for mode in ["kv", "random"] {
+        assert!((said[mode] - truth[mode]).abs() < 0.05, "{mode}: {said:?} for {truth:?}");
+    }
+    assert!(ideal.iter().all(|ideal| *ideal > truth["kv"] - 0.02), "{ideal:?} {truth:?}");
+}
+
+#[tokio::test]
+async fn without_a_shadow_nothing_is_played() {
+    let engine = FakeEngine::start().await;
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    config.shadow.one_in = None;
+    let router = TestRouter::start(config).await;
+    router.client().await.post("/v1/chat/completions", prompt(1, 1)).await;
+    let prompt =
+        |policy: &str| format!(r#"warmroute_shadow_prompt_tokens_total{{mode="kv",policy="{policy}"}}"#);
+    assert_eq!(router.metric(&prompt("random")).await, 0.0);
+    assert_eq!(router.metric("warmroute_shadow_one_in").await, 0.0);
+}
+
+/// The parts of `X-Warmroute-Decision`.
+fn decision(header: &str) -> HashMap<String, String> {
+    let pairs = header.split("; ").filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// Of each prefix: by which modes and to which workers its requests went.
+async fn arms(by: SplitBy) -> Vec<HashSet<(String, String)>> {
+    let fleet = simulated(4).await;
+    let mut config = before(Mode::Kv, &fleet);
+    config.split = Split { share: 0.5, by, root_blocks: 1 };
+    config.explain.header = true;
+    let router = TestRouter::start(config).await;
+    let mut client = router.client().await;
+    let mut arms = vec![HashSet::new(); 24];
+    for serial in 0..96 {
+        let prefix = serial % arms.len();
+        let answer = client.post("/v1/chat/completions", prompt(prefix, serial)).await;
+        let said = decision(answer.head.get("x-warmroute-decision").expect("the header is on"));
+        arms[prefix].insert((said["mode"].clone(), said["worker"].clone()));
+    }
+    for mode in ["kv", "random"] {
+        let answered =
+            r#"warmroute_requests_total{mode="MODE",outcome="ok",route="chat"}"#.replace("MODE", mode);
+        assert!(router.metric(&answered).await > 0.0, "{mode}");
+    }
+    arms
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_split_keeps_what_begins_alike_in_one_arm() {
+    let arms = arms(SplitBy::Prefix).await;
+    let modes = |arm: &HashSet<(String, String)>| -> HashSet<String> {
+        arm.iter().map(|(mode, _)| mode.clone()).collect()
+    };
+    assert!(arms.iter().all(|arm| modes(arm).len() == 1), "{arms:?}");
+    // All twenty-four on one side: one in eight million.
+    assert_eq!(arms.iter().flat_map(modes).collect::<HashSet<_>>().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_split_by_workers_gives_each_arm_its_own() {
+    let arms = arms(SplitBy::Workers).await;
+    let workers = |mode: &str| -> HashSet<String> {
+        let of = |(by, worker): &(String, String)| (by == mode).then(|| worker.clone());
+        arms.iter().flatten().filter_map(of).collect()
+    };
+    let (kv, random) = (workers("kv"), workers("random"));
+    assert!(kv.is_disjoint(&random), "{kv:?} {random:?}");
+    assert!(kv.len() <= 2 && random.len() == 2, "{kv:?} {random:?}");
+}
+
+async fn post(to: std::net::SocketAddr, path: &str, body: &str) -> (u16, String) {
+    let answer = Wire::connect(to).await.post(path, body).await;
+    (answer.status(), answer.text())
+}
+
+#[tokio::test]
+async fn explain_says_where_a_request_goes_and_sends_none() {
+    let engines = [FakeEngine::start().await, FakeEngine::start().await, FakeEngine::start().await];
+    let router = TestRouter::before(Mode::Kv, &engines.iter().collect::<Vec<_>>()).await;
+    let explain = async |query: &str| -> Value {
+        let (status, text) = post(router.admin, &format!("/explain{query}"), &prompt(1, 1)).await;
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let cold = explain("").await;
+    assert_eq!(
+        (&cold["reason"], &cold["mode"], &cold["workers_in_all"]),
+        (&"cold".into(), &"kv".into(), &3.into())
+    );
+    assert!(engines.iter().all(|engine| engine.seen().is_empty()), "it goes nowhere");
+    assert_eq!(explain("?path=/v1/chat/completions").await["worker"], cold["worker"], "nor is it booked");
+
+    let answer = router.client().await.post("/v1/chat/completions", prompt(1, 1)).await;
+    assert!(answer.head.get("x-warmroute-decision").is_none(), "off by default");
+    let took = engines.iter().position(|engine| !engine.seen().is_empty()).expect("somebody took it");
+    assert_eq!(cold["worker"].as_str(), Some(&*engines[took].url()));
+    let warm = explain("?mode=kv").await;
+    assert_eq!((&warm["reason"], &warm["worker"]), (&"warm".into(), &cold["worker"]));
+    assert!(warm["predicted_cached_tokens"].as_u64() > Some(1_000), "{warm}");
+    let prices: Vec<f64> = warm["workers"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|one| one["price_s"].as_f64())
+        .collect();
+    assert!(prices.len() == 3 && prices.is_sorted(), "{prices:?}");
+    assert_eq!(warm["runner_up"], warm["workers"][1]["worker"]);
+    let random = explain("?mode=random").await;
+    assert_eq!((&random["reason"], &random["workers"][0]["price_s"]), (&"random".into(), &Value::Null));
+
+    let decisions: Value = serde_json::from_str(&router.admin("/decisions").await).expect("JSON");
+    let decisions = decisions["decisions"].as_array().expect("a list");
+    assert_eq!(decisions.len(), 1, "what is only explained is not decided");
+    assert_eq!((&decisions[0]["worker"], &decisions[0]["reason"]), (&cold["worker"], &"cold".into()));
+    let prefixes: Value = serde_json::from_str(&router.admin("/prefixes").await).expect("JSON");
+    assert_eq!(prefixes["prefixes"][0]["holders"][0]["worker"], cold["worker"]);
+    assert_eq!(prefixes["prefixes"][0]["requests"], 1);
+    let told = router.admin("/decisions").await + &router.admin("/prefixes").await;
+    assert!(!told.contains("w31x0"), "no text of a prompt");
+}
+
+#[tokio::test]
+async fn what_cannot_be_explained_is_said_and_counts_for_nothing() {
+    let engine = FakeEngine::start().await;
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    for (query, body, status, words) in [
+        ("", "{", 422, "not a JSON object"),
+        ("", "[1]", 422, "not a JSON object"),
+        ("", r#"{"model":"m"}"#, 422, "no prompt of a known shape"),
+        ("?path=/v1/responses", r#"{"previous_response_id":"r","input":"x"}"#, 422, "only a worker has"),
+        ("?mode=sticky", "{}", 400, "kv or random"),
+        ("?path=/v1/models", "{}", 400, "/v1/chat/completions"),
+    ] {
+        let (got, said) = post(router.admin, &format!("/explain{query}"), body).await;
+        assert_eq!(got, status, "{body}: {said}");
+        assert!(said.contains(words), "{body}: {said}");
+    }
+    assert_eq!(router.metric(r#"warmroute_fallbacks_total{reason="opaque_json"}"#).await, 0.0);
+    assert_eq!(post(router.admin, "/decisions", "").await.0, 405);
+    assert!(router.admin("/decisions?last=x").await.contains("a number"));
+}
+
+#[tokio::test]
+async fn as_many_decisions_are_kept_as_are_asked_for() {
+    let engine = FakeEngine::start().await;
+    for keep in [0, 3] {
+        let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+        config.explain.keep = keep;
+        let router = TestRouter::start(config).await;
+        let mut client = router.client().await;
+        for serial in 0..5 {
+            client.post("/v1/chat/completions", prompt(serial, serial)).await;
+        }
+        let told: Value = serde_json::from_str(&router.admin("/decisions").await).expect("JSON");
+        assert_eq!(told["decisions"].as_array().map(Vec::len), Some(keep));
+    }
+}
