@@ -52,7 +52,7 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
         prompt: sum.prompt + worker.hits.prompt,
     });
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
         "worker",
         "state",
@@ -84,8 +84,9 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
     let (confirmed, predicted) = (share(all.confirmed, all.prompt), share(all.predicted, all.prompt));
     Ok(format!(
         "mode {mode}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
-         ({predicted} predicted)\n{table}\n",
+         ({predicted} predicted)\n\n{}\n",
         workers.len(),
+        table.trim_fmt(),
     ))
 }
 

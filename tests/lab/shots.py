@@ -1,0 +1,82 @@
+"""Makes the pictures in docs/screenshots: the status page, and the Grafana board as drawn by `board.html` from what a real Prometheus
+answers (Grafana itself is in no package here). Six simulated workers, twelve prefixes of which each holds about four, first at
+random, then routed by prefix."""
+
+import json
+import math
+import pathlib
+import sys
+import time
+import urllib.parse
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "prometheus"))
+
+from chromium import Chromium  # noqa: E402
+from fleet import ROOT, Engines, Load, Proxy, get_json  # noqa: E402
+from server import BOARD, Prometheus, filled  # noqa: E402
+
+SHOTS = ROOT / "docs/screenshots"
+SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 300  # in each mode
+STEP = 5
+
+
+def name(legend, labels):
+    for key, value in labels.items():
+        legend = legend.replace("{{" + key + "}}", value)
+    return legend
+
+
+def asked(prometheus, panel, begun, now):
+    found = []
+    for target in panel["targets"]:
+        expression = filled(target["expr"])
+        if target.get("format") == "table":
+            found += [series["metric"] for series in prometheus.query(expression)]
+            continue
+        query = urllib.parse.urlencode({"query": expression, "start": begun, "end": now, "step": STEP})
+        for series in get_json(f"{prometheus.url}/api/v1/query_range?{query}")["data"]["result"]:
+            values = [[at, float(value)] for at, value in series["values"]]
+            values = [[at, value if math.isfinite(value) else None] for at, value in values]
+            found.append({"name": name(target["legendFormat"], series["metric"]), "values": values})
+    if panel["type"] == "table":
+        merged = {}
+        for labels in found:
+            merged.setdefault(labels["worker"], {}).update(labels)
+        found = [merged[worker] for worker in sorted(merged)]
+    return sorted(found, key=lambda series: series.get("name", "")) if panel["type"] == "timeseries" and len(found) > 4 else found
+
+
+def board(chromium, prometheus, begun):
+    now = time.time()
+    data = {panel["id"]: asked(prometheus, panel, begun, now) for panel in BOARD["panels"] if panel["type"] != "row"}
+    page = chromium.page((pathlib.Path(__file__).parent / "board.html").as_uri(), width=1600, height=900)
+    page.until("typeof show === 'function'")
+    height = page.run(f"show({json.dumps({'board': BOARD, 'data': data, 'range': {'start': begun, 'end': now}})})")
+    page.size(1600, math.ceil(height) + 16)
+    page.shot(SHOTS / "board.png")
+
+
+def status(chromium, proxy):
+    for picture, options in {
+        "status": {"width": 1280, "height": 800},
+        "status-dark": {"width": 1280, "height": 800, "dark": True},
+        "status-narrow": {"width": 390, "height": 844, "scale": 1.5},
+    }.items():
+        page = chromium.page(f"{proxy.admin}/", **options)
+        page.call("Page.bringToFront")
+        page.until("document.querySelectorAll('#workers tr').length === 6 && !!document.querySelector('#hits path')")
+        time.sleep(1)
+        page.shot(SHOTS / f"{picture}.png")
+
+
+SHOTS.mkdir(exist_ok=True)
+with Chromium() as chromium, Engines(6) as engines, Proxy(engines.urls, mode="random") as proxy, \
+        Prometheus([proxy.admin.removeprefix("http://")]) as prometheus:
+    begun = time.time()
+    with Load(proxy.clients, prefixes=12, threads=8, words=900, output=48, model=None) as load:
+        time.sleep(SECONDS)
+        proxy.set_mode("kv")
+        time.sleep(SECONDS)
+        status(chromium, proxy)
+        board(chromium, prometheus, begun)
+        print(f"{load.sent} requests, {load.failed} failed")

@@ -1,0 +1,103 @@
+"""The board and the alerts against a real Prometheus that reads a real warmroute under load: every expression brings data, every name on
+the board is explained, and what can be provoked on one machine in a minute fires. The rest fires in `alerts.yaml`, where time is made up."""
+
+import pathlib
+import re
+import sys
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lab"))
+
+from fleet import ROOT, Engines, Load, Proxy, get_json, until  # noqa: E402
+from server import BOARD, Prometheus, filled  # noqa: E402
+
+RULES = (ROOT / "deploy/prometheus/rules.yaml").read_text()
+# Of the alerts, those that need more than a minute, or a fault that cannot be made here.
+ONLY_IN_MADE_UP_TIME = {"WarmroutePredictionsOff", "WarmrouteBeliefsLost", "WarmrouteHitsNotFaster", "WarmrouteOverhead",
+                        "WarmrouteRetriesDenied"}
+
+failures = 0
+
+
+def expect(holds, what):
+    global failures
+    failures += not holds
+    print(f"{'ok  ' if holds else 'FAIL'} {what}", flush=True)
+
+
+def panels():
+    return [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions():
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for annotation in BOARD["annotations"]["list"]:
+        yield annotation["name"], annotation["expr"]
+
+
+def impatient(rules):
+    """The same rules, without the waits."""
+    return re.sub(r"\[\d+m\]", "[15s]", re.sub(r"for: \w+", "for: 0s", rules))
+
+
+def post(url):
+    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
+
+
+def fires(prometheus, *names):
+    for name in names:
+        until(f"{name} to fire", lambda name=name: name in prometheus.fired(), 90)
+        fired.add(name)
+        expect(True, f"{name} fires")
+
+
+fired = set()
+alerts = set(re.findall(r"alert: (\w+)", RULES))
+
+with Engines(2) as engines, Engines(1) as mortal, \
+        Proxy(engines.urls + mortal.urls, "log: {access: {to: /dev/full}}") as proxy, \
+        Proxy(engines.urls, "scrape: {path: /nothing}") as blind, \
+        Prometheus([one.admin.removeprefix("http://") for one in (proxy, blind)], impatient(RULES)) as prometheus:
+    with Load(proxy.clients, prefixes=9, threads=6, output=24, words=700):
+        until("scrapes", lambda: prometheus.query("sum(rate(warmroute_requests_total[15s])) > 0"))
+        fires(prometheus, "WarmrouteBlind", "WarmrouteAccessLogLost")
+        mortal.stop()
+        fires(prometheus, "WarmrouteWorkerOut")
+
+        proxy.set_mode("random")
+        fires(prometheus, "WarmrouteLeftInRandom")
+        proxy.set_mode("kv")
+
+        # Every expression of the board, while everything that it shows is under way.
+        empty = dict(expressions())
+        for title, expression in expressions():
+            data = until(f"data for {title}: {expression}", lambda: prometheus.query(filled(expression)), 40)
+            values = [float(series["value"][1]) for series in data]
+            if all(value != value for value in values):
+                expect(False, f"{title}: {expression} is nowhere a number")
+        expect(True, f"all {len(list(expressions()))} expressions of the board bring data")
+
+        proxy.configure("listen: nowhere")
+        fires(prometheus, "WarmrouteConfigRefused")
+        proxy.configure("log: {access: {to: /dev/full}}\n"
+                        "limits: {in_flight: 1, queue: 2}")
+        fires(prometheus, "WarmrouteQueueing", "WarmrouteShedding")
+        proxy.configure("log: {access: {to: /dev/full}}")
+        with Load(engines.urls[0], prefixes=4, threads=4, output=16, words=700):
+            fires(prometheus, "WarmrouteForeignTraffic")
+
+        names = [worker["name"] for worker in get_json(f"{proxy.admin}/fleet")["workers"]]
+        post(f"{proxy.admin}/workers/{names[0]}/drain")
+        fires(prometheus, "WarmrouteWorkerLeftDrained")
+        for name in names[1:]:
+            post(f"{proxy.admin}/workers/{name}/drain")
+        fires(prometheus, "WarmrouteNoUsableWorker", "WarmrouteErrors")
+    proxy.stop()
+    blind.stop()
+    fires(prometheus, "WarmrouteAbsent")
+
+silent = alerts - fired
+expect(silent == ONLY_IN_MADE_UP_TIME, f"alerts that did not fire here are those that cannot: {sorted(silent)}")
+sys.exit(1 if failures else 0)
