@@ -1,6 +1,6 @@
 # One command runs all that is checked before a change lands; .ci/run is the same list on a new machine.
 
-.PHONY: check fmt clippy test doc deploy-check faults demo bench
+.PHONY: check fmt clippy test doc deploy-check kubernetes faults demo bench
 
 check: fmt clippy test doc deploy-check
 
@@ -18,6 +18,10 @@ doc:
 
 deploy-check:
 	deploy/check
+
+# Against a real kube-apiserver, which is built first.
+kubernetes:
+	tests/kubernetes/run.sh
 
 # Random faults over random traffic, and a checker; needs no other program.
 SEED ?= 1

@@ -17,7 +17,7 @@ use crate::config::watch::{self, Source};
 use crate::config::{Config, ConfigError};
 use crate::core::planner::{self, Planner};
 use crate::fleet::stream::Secure;
-use crate::fleet::{Fleet, listing, probe, scrape, stream};
+use crate::fleet::{Fleet, discovery, listing, probe, scrape, stream};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::access::AccessLog;
@@ -39,6 +39,8 @@ pub enum StartError {
     Bind { key: &'static str, address: SocketAddr, cause: io::Error },
     #[error("{0}")]
     Tls(String),
+    #[error("workers.kubernetes: {0}")]
+    Kubernetes(String),
     #[error("log.access.to: cannot be opened: {0}")]
     Access(io::Error),
 }
@@ -70,6 +72,9 @@ pub struct Bound {
 pub fn build(config: Config) -> Result<Bound, StartError> {
     let tls = config.tls.as_ref().map(Acceptor::new).transpose().map_err(StartError::Tls)?;
     let (secure, authorities) = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
+    if !config.workers.kubernetes.is_empty() {
+        discovery::kubernetes::check(&config.workers).map_err(StartError::Kubernetes)?;
+    }
     let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
@@ -82,7 +87,7 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     });
     let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), secure, clock);
     fleet.set_scrape_settings(config.scrape.clone());
-    fleet.set_workers(&config.workers.fixed);
+    fleet.configure(&config.workers);
     let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), access);
     Ok(Bound { clients, operator, tls, authorities, access: last_lines, proxy })
 }
@@ -126,15 +131,17 @@ impl Bound {
             let mode = proxy.config.load().mode.as_str();
             tracing::info!(%clients, admin = %operator, mode, "serving");
         }
-        let (api_key, connect) = {
+        let (api_key, api, connect) = {
             let config = proxy.config.load();
-            (config.workers.api_key.clone(), config.timeouts.connect)
+            let workers = &config.workers;
+            (workers.api_key.clone(), workers.kubernetes_api.clone(), config.timeouts.connect)
         };
         // Dropped at the end, and with it whatever still runs in it.
         let mut tasks = JoinSet::new();
         tasks.spawn(probe::run(proxy.fleet.clone(), api_key.clone(), connect));
         tasks.spawn(scrape::run(proxy.fleet.clone(), api_key.clone(), connect));
         tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
+        tasks.spawn(discovery::run(proxy.fleet.clone(), proxy.metrics.clone(), api));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
         tasks.spawn(authorities.follow());
@@ -277,12 +284,14 @@ macro_rules! fixed {
     };
 }
 
-const FIXED: [Fixed; 10] = fixed! {
+const FIXED: [Fixed; 12] = fixed! {
     "listen": listen,
     "admin": admin,
     "tls": tls,
     "shadow": shadow,
     "workers.tls": workers.tls,
+    "workers.kubernetes_api": workers.kubernetes_api,
+    "workers.zone_file": workers.zone_file,
     "workers.api_key_file": workers.api_key_file,
     "cache": cache,
     "price": price,
@@ -295,6 +304,7 @@ fn without_restart(running: &Config, mut new: Config) -> Config {
     FIXED.iter().for_each(|fixed| (fixed.keep)(&mut new, running));
     // The secrets go with their files.
     new.workers.api_key.clone_from(&running.workers.api_key);
+    new.workers.zone.clone_from(&running.workers.zone);
     new.hash_key.clone_from(&running.hash_key);
     new
 }

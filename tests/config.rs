@@ -85,18 +85,96 @@ fn workers_are_checked_one_by_one() {
             "c.yaml:4: workers.static[0]: ",
             "unknown field `weight`",
         ),
-        ("  # none\n    []\n", "c.yaml:4: workers.static: ", "at least one worker"),
+        ("  # none\n    []\n", "c.yaml: workers: nobody is named", "at least one entry"),
     ] {
         let said = said(list);
         assert!(said.starts_with(place), "{list}: {said}");
         assert!(said.contains(words), "{list}: {said}");
     }
-    for text in ["mode: kv\n", "workers: {}\n"] {
-        assert_eq!(refusal(text), "c.yaml: workers.static: no workers are named; a proxy needs at least one");
+    for text in ["mode: kv\n", "workers: {}\n", "workers: {kubernetes: [], dns: []}\n"] {
+        assert_eq!(
+            refusal(text),
+            "c.yaml: workers: nobody is named; a proxy needs at least one entry in workers.static, workers.kubernetes or \
+             workers.dns"
+        );
     }
     for text in ["", "\u{feff}", "# nothing\n\n  # here\n"] {
         assert!(refusal(text).starts_with("c.yaml: the file is empty"), "{}", refusal(text));
     }
+}
+
+#[test]
+fn where_workers_are_found_is_checked_one_by_one() {
+    for (list, place, words) in [
+        ("kubernetes: [{}]", "c.yaml:1: workers.kubernetes: ", "name a `service`, or give a `selector`"),
+        ("kubernetes: [{service: a, selector: b=c}]", "c.yaml:1: workers.kubernetes: ", "not both"),
+        (
+            "kubernetes: [{service: A_b}]",
+            "c.yaml:1: workers.kubernetes[0].service: ",
+            "not a name in Kubernetes",
+        ),
+        (
+            "kubernetes: [{selector: a&watch=b}]",
+            "c.yaml:1: workers.kubernetes[0].selector: ",
+            "label selector",
+        ),
+        (
+            "kubernetes: [{service: a, namespace: b.c}]",
+            "c.yaml:1: workers.kubernetes[0].namespace: ",
+            "`b.c`",
+        ),
+        (
+            "kubernetes: [{service: a, port: 70000}]",
+            "c.yaml:1: workers.kubernetes[0].port: ",
+            "from 1 to 65535",
+        ),
+        (
+            "kubernetes: [{service: a, port: Web}]",
+            "c.yaml:1: workers.kubernetes[0].port: ",
+            "neither the name",
+        ),
+        (
+            "kubernetes: [{service: a, scheme: tcp}]",
+            "c.yaml:1: workers.kubernetes[0].scheme: ",
+            "`http` or `https`",
+        ),
+        (
+            "kubernetes: [{service: a}, {service: a}]",
+            "c.yaml:1: workers.kubernetes: ",
+            "kubernetes:a is in the list twice",
+        ),
+        (
+            "kubernetes: [{service: a, weight: 1}]",
+            "c.yaml:1: workers.kubernetes[0]: ",
+            "unknown field `weight`",
+        ),
+        (
+            "kubernetes_api: {url: kubernetes}",
+            "c.yaml:1: workers.kubernetes_api.url: ",
+            "address of an API server",
+        ),
+        ("kubernetes_api: {resync: 0s}", "c.yaml:1: workers.kubernetes_api.resync: ", "longer than zero"),
+        ("dns: [{name: a.b}]", "c.yaml:1: workers.dns: ", "`port`: missing"),
+        ("dns: [{srv: _http._tcp.a.b, port: 1}]", "c.yaml:1: workers.dns: ", "leave one out"),
+        ("dns: [{}]", "c.yaml:1: workers.dns: ", "give a `name` with a `port`, or an `srv`"),
+        ("dns: [{name: 'a b', port: 1}]", "c.yaml:1: workers.dns[0].name: ", "not a name in the DNS"),
+        (
+            "dns: [{name: a, port: 1, nameservers: [b]}]",
+            "c.yaml:1: workers.dns[0].nameservers[0]: ",
+            "socket address",
+        ),
+    ] {
+        let said = refusal(&format!("workers: {{{list}}}\n"));
+        assert!(said.starts_with(place), "{list}: {said}");
+        assert!(said.contains(words), "{list}: {said}");
+    }
+    let text = "workers: {kubernetes: [{service: a, port: http}, {selector: 'app=b,tier in (c,d)', namespace: e, port: 8000}], \
+                dns: [{name: B.c., port: 8000}, {srv: _http._tcp.b, interval: 1s}]}";
+    let config = Config::parse(text, Path::new("c.yaml")).unwrap();
+    let shown = config.to_yaml();
+    let again = Config::parse(&shown, Path::new("c.yaml")).unwrap_or_else(|error| panic!("{error}\n{shown}"));
+    assert_eq!(again.workers.kubernetes, config.workers.kubernetes);
+    assert_eq!(again.workers.dns, config.workers.dns);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use warmroute::config::{Mode, Origin, Worker};
+use warmroute::config::{Mode, Origin, Worker, Workers};
 use warmroute::metrics::Predicted;
 use warmroute::metrics::catalogue::{self, SECTIONS};
 use warmroute::testing::{FakeEngine, Gate, PLAIN_ANSWER, Step, TestRouter, Wire, until};
@@ -21,6 +21,10 @@ const STABLE: &[&str] = &[
     "warmroute_confirmed_prompt_tokens_total{model,mode}",
     "warmroute_decision_seconds{}",
     "warmroute_decisions_total{reason}",
+    "warmroute_discovery_failures_total{source,reason}",
+    "warmroute_discovery_synced{source}",
+    "warmroute_discovery_updates_total{source}",
+    "warmroute_discovery_workers{source}",
     "warmroute_fallbacks_total{reason}",
     "warmroute_mode{mode}",
     "warmroute_output_tokens_total{model,mode}",
@@ -226,15 +230,19 @@ async fn neither_clients_nor_workers_past_make_the_page_grow() {
                 capacity_tokens: None,
                 prefill_speed: None,
             });
-            router.proxy.fleet.set_workers(&stays.iter().cloned().chain(passing).collect::<Vec<_>>());
+            router.proxy.fleet.configure(&named(stays.iter().cloned().chain(passing).collect()));
             assert!(lines().await > before + 500);
         } else if n % 1_000 == 100 {
-            router.proxy.fleet.set_workers(&stays);
+            router.proxy.fleet.configure(&named(stays.clone()));
         }
         odd(&mut client, n).await;
     }
-    router.proxy.fleet.set_workers(&stays);
+    router.proxy.fleet.configure(&named(stays.clone()));
     until("the series of workers past to be gone", async || lines().await == before).await;
+}
+
+fn named(fixed: Vec<Worker>) -> Workers {
+    Workers { fixed, ..Workers::default() }
 }
 
 /// For who wants to know what the largest page costs while requests pass: prints it. Best with `--release`.
@@ -249,7 +257,7 @@ async fn cost_of_the_largest_page_under_load() {
         capacity_tokens: Some(100_000),
         prefill_speed: Some(10_000.0),
     });
-    router.proxy.fleet.set_workers(&stays.iter().cloned().chain(many).collect::<Vec<_>>());
+    router.proxy.fleet.configure(&named(stays.iter().cloned().chain(many).collect()));
     for n in 0..10_000 {
         let model = router.proxy.metrics.models.of(&format!("organisation/model-{n}"));
         for mode in [Mode::Kv, Mode::Random] {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use warmroute::config::Mode;
+use warmroute::config::{Config, Mode};
 use warmroute::testing::{Answer, FakeEngine, Gate, Step, TestRouter, Wire, until};
 
 async fn ask(router: &TestRouter, method: &str, path: &str, headers: &str, body: &str) -> Answer {
@@ -55,8 +55,9 @@ async fn a_drained_worker_ends_what_it_has_and_gets_nothing_new_in_either_mode()
         gate.open();
         assert_eq!(under_way.body(head, raw, "POST").await.status(), 200, "what ran goes on to its end");
         // Another edit of the config leaves it drained.
-        let workers = router.proxy.config.load().workers.fixed.clone();
-        router.proxy.fleet.set_workers(&workers);
+        let mut edited = Config::clone(&router.proxy.config.load());
+        edited.workers.fixed[0].capacity_tokens = Some(123_456);
+        router.proxy.reconfigure(edited, None);
         assert_eq!(router.metric(&state(&one, "draining")).await, 1.0);
         drain(&router, &one, "resume").await;
         assert_eq!(router.metric(&state(&one, "draining")).await, 0.0);

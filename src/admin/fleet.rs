@@ -35,6 +35,8 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
             json!({
                 "name": worker.url.label(),
                 "url": worker.url,
+                "pod": worker.pod.get().map(|pod| &*pod.name),
+                "zone": worker.zone().as_deref(),
                 "state": worker.state().as_str(),
                 "health": worker.health().as_str(),
                 "usable": worker.is_eligible(),

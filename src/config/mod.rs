@@ -2,6 +2,7 @@
 //! nothing further down checks again or has a default of its own. Each section's `Default` is the only place where its
 //! defaults are, and `config/warmroute.yaml` shows them all.
 
+pub mod discovery;
 pub mod raw;
 pub mod scalar;
 pub mod sections;
@@ -19,6 +20,7 @@ use thiserror::Error;
 use crate::core::blocks::HashKey;
 use crate::core::price::PriceSettings;
 
+pub use discovery::{Dns, Kubernetes, KubernetesApi, PortChoice, Record, Scheme, Slices};
 pub use sections::{
     AccessLog, Cache, Drain, Feedback, Health, Limits, Log, LogFormat, LogTo, Random, Retries, Scrape,
     Timeouts,
@@ -78,6 +80,14 @@ pub struct Worker {
 pub struct Workers {
     #[serde(rename = "static")]
     pub fixed: Vec<Worker>,
+    pub kubernetes: Vec<Kubernetes>,
+    pub kubernetes_api: KubernetesApi,
+    pub dns: Vec<Dns>,
+    /// File with the name of the zone that the router runs in: among workers that are as good, those of the same zone come first.
+    pub zone_file: Option<PathBuf>,
+    /// The name that was in it.
+    #[serde(skip)]
+    pub zone: Option<String>,
     /// Where the key lies that the proxy's own probes and scrapes present; clients' requests keep their own.
     pub api_key_file: Option<PathBuf>,
     #[serde(skip)]
@@ -217,7 +227,12 @@ impl Config {
         }
         raw.workers.tls.client(raw.workers.tls.read()?.as_deref())?;
         let mut workers = Workers {
+            zone: raw.workers.zone_file.as_deref().and_then(read_zone),
             fixed: raw.workers.fixed,
+            kubernetes: raw.workers.kubernetes,
+            kubernetes_api: raw.workers.kubernetes_api,
+            dns: raw.workers.dns,
+            zone_file: raw.workers.zone_file,
             api_key_file: raw.workers.api_key_file,
             api_key: None,
             tls: raw.workers.tls,
@@ -278,6 +293,12 @@ fn overlap(one: SocketAddr, two: SocketAddr) -> bool {
     // The unspecified IPv6 address takes IPv4 as well.
     let all = |a: SocketAddr, b: SocketAddr| a.ip().is_unspecified() && (a.is_ipv6() || b.is_ipv4());
     one.port() == two.port() && one.port() != 0 && (one.ip() == two.ip() || all(one, two) || all(two, one))
+}
+
+/// The zone is for ties only, and a cluster need not tell it: then there is none.
+fn read_zone(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|zone| !zone.is_empty())
 }
 
 fn read_secret(key: &str, path: &Path) -> Result<String, String> {

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -11,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections::Price;
 use super::{
-    Cache, Config, Drain, Explain, Feedback, Health, Limits, Log, Mode, Origin, Random, Retries, Scrape,
-    Shadow, Split, Timeouts, Tls, Worker, WorkerTls, scalar,
+    Cache, Config, Dns, Drain, Explain, Feedback, Health, Kubernetes, KubernetesApi, Limits, Log, Mode,
+    Origin, Random, Retries, Scrape, Shadow, Split, Timeouts, Tls, Worker, WorkerTls, scalar,
 };
 
 /// The top level of the file.
@@ -75,6 +76,12 @@ impl Default for Raw {
 pub struct RawWorkers {
     #[serde(rename = "static", deserialize_with = "distinct_workers")]
     pub fixed: Vec<Worker>,
+    #[serde(deserialize_with = "distinct")]
+    pub kubernetes: Vec<Kubernetes>,
+    pub kubernetes_api: KubernetesApi,
+    #[serde(deserialize_with = "distinct")]
+    pub dns: Vec<Dns>,
+    pub zone_file: Option<PathBuf>,
     pub api_key_file: Option<PathBuf>,
     pub tls: WorkerTls,
 }
@@ -107,13 +114,36 @@ fn distinct_workers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Worker>, D
                 let capacity_tokens = capacity_tokens.map(|tokens| tokens as u64);
                 workers.push(Worker { url, capacity_tokens, prefill_speed });
             }
-            if workers.is_empty() {
-                return Err(de::Error::custom("the list is empty; a proxy needs at least one worker"));
-            }
             Ok(workers)
         }
     }
     from.deserialize_seq(Distinct)
+}
+
+/// A list in which nothing is named twice.
+fn distinct<'de, D: Deserializer<'de>, T: Deserialize<'de> + fmt::Display>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
+    struct Distinct<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de> + fmt::Display> Visitor<'de> for Distinct<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut seen = HashSet::new();
+            let mut entries = Vec::new();
+            while let Some(entry) = list.next_element::<T>()? {
+                if !seen.insert(entry.to_string()) {
+                    return Err(de::Error::custom(format_args!("{entry} is in the list twice")));
+                }
+                entries.push(entry);
+            }
+            Ok(entries)
+        }
+    }
+    from.deserialize_seq(Distinct(PhantomData))
 }
 
 /// A fault in the text, with its line if the YAML reader knows it.
@@ -128,7 +158,7 @@ pub fn read(text: &str) -> Result<Raw, RawError> {
     // Some editors begin a file with a byte order mark; YAML takes it for no part of the text.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        return Err(plain("the file is empty; it needs at least `workers.static`"));
+        return Err(plain("the file is empty; it needs at least `workers`"));
     }
     let raw: Raw = serde_yaml::from_str(text).map_err(|error| {
         let line = error.location().map(|location| location.line());
@@ -137,8 +167,11 @@ pub fn read(text: &str) -> Result<Raw, RawError> {
         let message = message.split_once(" at line ").map_or(message.as_str(), |(message, _)| message);
         RawError { line, message: message.to_owned() }
     })?;
-    if raw.workers.fixed.is_empty() {
-        return Err(plain("workers.static: no workers are named; a proxy needs at least one"));
+    let RawWorkers { fixed, kubernetes, dns, .. } = &raw.workers;
+    if fixed.is_empty() && kubernetes.is_empty() && dns.is_empty() {
+        return Err(plain(
+            "workers: nobody is named; a proxy needs at least one entry in workers.static, workers.kubernetes or workers.dns",
+        ));
     }
     Ok(raw)
 }

@@ -1,6 +1,7 @@
 //! A worker as it is named in the config, in one spelling whatever was typed.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize, Serializer};
@@ -47,6 +48,15 @@ impl Origin {
             Some(Err(why)) => refuse(&why),
             Some(Ok(_)) | None => Ok(origin),
         })
+    }
+
+    /// At an IP address. `port` is not 0.
+    pub fn at(https: bool, address: IpAddr, port: u16) -> Origin {
+        let host = match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        };
+        Origin { https, host, port }
     }
 
     /// Is spoken to in TLS.

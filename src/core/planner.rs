@@ -5,7 +5,7 @@
 //! a fleet of 64), one worker's trust, its cache, the index's shards. None is held while hashing or looking up.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -62,12 +62,18 @@ pub(super) struct Slot {
     engine_block_tokens: AtomicU32,
     /// How many times all that was believed of it was forgotten.
     emptied: AtomicU64,
+    near: AtomicBool,
 }
 
 impl Slot {
     /// The share of what is believed cached that counts.
     pub(super) fn credit(&self) -> f64 {
         f64::from_bits(self.credit.load(Ordering::Relaxed))
+    }
+
+    /// Of two that are as good, the near one is taken.
+    pub(super) fn is_near(&self) -> bool {
+        self.near.load(Ordering::Relaxed)
     }
 
     /// Tokens in a block of the engine.
@@ -184,6 +190,7 @@ impl Planner {
             credit: AtomicU64::new(1f64.to_bits()),
             engine_block_tokens: AtomicU32::new(spec.engine_block_tokens),
             emptied: AtomicU64::new(0),
+            near: AtomicBool::new(false),
             spec,
         }));
         self.share_blocks(&fleet);
@@ -228,6 +235,13 @@ impl Planner {
     pub fn set_engine_block(&self, worker: WorkerId, tokens: u32) {
         if let Some(slot) = self.slot(worker) {
             slot.engine_block_tokens.store(tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the worker is nearer than others; so none is, unless it is said. For ties only.
+    pub fn set_near(&self, worker: WorkerId, near: bool) {
+        if let Some(slot) = self.slot(worker) {
+            slot.near.store(near, Ordering::Relaxed);
         }
     }
 

@@ -221,12 +221,13 @@ impl<'a> View<'a> {
         terms.seconds = price.seconds(terms, crowding);
     }
 
-    /// Cheaper first; then fewer open requests; then by rendezvous hash of the first block that not all hold, so that
+    /// Cheaper first; then fewer open requests; then the near ones; then by rendezvous hash of the first block that not all hold, so that
     /// replicas which know nothing of each other agree.
     fn compare(&self, a: usize, b: usize, random: u64) -> std::cmp::Ordering {
         let (left, right) = (&self.candidates[a].terms, &self.candidates[b].terms);
         let by_price = left.seconds.total_cmp(&right.seconds).then(left.open.cmp(&right.open));
-        by_price.then_with(|| self.rank(a, random).cmp(&self.rank(b, random)))
+        let by_place = self.slots[b].is_near().cmp(&self.slots[a].is_near());
+        by_price.then(by_place).then_with(|| self.rank(a, random).cmp(&self.rank(b, random)))
     }
 
     fn rank(&self, at: usize, random: u64) -> u64 {

@@ -5,6 +5,7 @@
 
 pub mod activity;
 pub mod connection;
+pub mod discovery;
 pub mod exposition;
 pub mod feedback;
 pub mod health;
@@ -12,18 +13,19 @@ pub mod listing;
 pub mod models;
 pub mod probe;
 pub mod reading;
+pub mod roster;
 pub mod scrape;
 pub mod stream;
 pub mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::config;
 use crate::core::ids::WorkerId;
@@ -35,6 +37,7 @@ use activity::Found;
 use connection::ExchangeError;
 use health::{Event, Reason, Standing};
 use models::{Directory, Group};
+use roster::{Member, Roster, Source};
 use stream::Secure;
 use worker::Worker;
 
@@ -100,15 +103,38 @@ impl Snapshot {
     }
 }
 
+/// What the next snapshot is made from.
+#[derive(Default)]
+struct Writing {
+    roster: Roster,
+    /// Whom the present one was made of.
+    members: Vec<Member>,
+    /// Where the router is.
+    zone: Option<String>,
+}
+
+/// How often the worker list and the settings have changed.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+struct Membership {
+    workers: u64,
+    settings: u64,
+}
+
+fn same(one: &[Arc<Worker>], other: &[Arc<Worker>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
+}
+
 /// The workers, their health and their place in the planner.
 pub struct Fleet {
     snapshot: ArcSwap<Snapshot>,
     /// Workers that have left the list while requests were under way there: somebody has to notice if they go down with them.
     leaving: Mutex<Vec<Weak<Worker>>>,
     /// Taken by whoever makes a new snapshot, so that none is lost.
-    writing: Mutex<()>,
-    /// Counts the changes of the worker list, for those who run a task per worker.
-    membership: watch::Sender<u64>,
+    writing: Mutex<Writing>,
+    /// Counts changes, for those who run a task per worker.
+    membership: watch::Sender<Membership>,
+    /// Where workers are to be found.
+    sources: watch::Sender<Vec<Source>>,
     /// Told when a worker may have room again, or there is another one.
     pub capacity: Notify,
     settings: ArcSwap<config::Health>,
@@ -130,8 +156,9 @@ impl Fleet {
         Arc::new(Fleet {
             snapshot: ArcSwap::default(),
             leaving: Mutex::default(),
-            writing: Mutex::new(()),
-            membership: watch::Sender::new(0),
+            writing: Mutex::default(),
+            membership: watch::Sender::default(),
+            sources: watch::Sender::default(),
             capacity: Notify::new(),
             settings: ArcSwap::from_pointee(settings),
             scrape: ArcSwap::from_pointee(config::Scrape::default()),
@@ -152,7 +179,7 @@ impl Fleet {
 
     pub fn set_health_settings(&self, settings: config::Health) {
         self.settings.store(Arc::new(settings));
-        self.membership.send_modify(|changes| *changes += 1);
+        self.membership.send_modify(|membership| membership.settings += 1);
     }
 
     pub fn scrape_settings(&self) -> Arc<config::Scrape> {
@@ -161,36 +188,82 @@ impl Fleet {
 
     pub fn set_scrape_settings(&self, settings: config::Scrape) {
         self.scrape.store(Arc::new(settings));
-        self.membership.send_modify(|changes| *changes += 1);
+        self.membership.send_modify(|membership| membership.settings += 1);
     }
 
-    /// Makes `wanted` the fleet. Workers that stay keep their health, connections, counts and beliefs, whatever else of them
-    /// was edited.
-    pub fn set_workers(&self, wanted: &[config::Worker]) {
-        let _writing = self.writing.lock();
+    /// Takes up whom the config names and where others are to be found.
+    pub fn configure(&self, workers: &config::Workers) {
+        self.writing.lock().zone.clone_from(&workers.zone);
+        self.publish(|roster| {
+            roster.configure(workers);
+            true
+        });
+        self.sources.send_if_modified(|sources| {
+            let now = Source::all(workers);
+            let differ = *sources != now;
+            *sources = now;
+            differ
+        });
+    }
+
+    /// Takes up whom a source lists now: all of them.
+    pub(super) fn found(&self, source: &Source, members: Vec<Member>) {
+        self.publish(|roster| roster.found(source, members));
+    }
+
+    /// Makes whom all sources list the fleet. Workers that stay keep their health, connections, counts and beliefs, whatever else
+    /// of them was edited.
+    fn publish(&self, change: impl FnOnce(&mut Roster) -> bool) {
+        let mut writing = self.writing.lock();
+        if !change(&mut writing.roster) {
+            return;
+        }
+        let wanted = writing.roster.members();
+        if wanted == writing.members {
+            return;
+        }
         let old = self.snapshot.load_full();
         let mut known: HashMap<_, _> = old.workers.iter().map(|worker| (&worker.url, worker)).collect();
         let mut workers = Vec::with_capacity(wanted.len());
-        for config in wanted {
-            match known.remove(&config.url) {
+        let mut leaving = Vec::new();
+        for member in &wanted {
+            match known.remove(&member.worker.url) {
+                Some(worker) if worker.is_other_than(member.pod.as_ref()) => {
+                    worker.replace();
+                    leaving.push(worker);
+                    workers.push(self.join(member));
+                }
                 Some(worker) => {
-                    self.edit(worker, config);
+                    self.edit(worker, member);
                     workers.push(worker.clone());
                 }
-                None => workers.push(self.join(config)),
+                None => workers.push(self.join(member)),
             }
         }
-        for gone in known.into_values() {
+        leaving.extend(known.into_values());
+        for gone in leaving {
             tracing::info!(worker = %gone.url, "worker left");
             self.planner.remove_worker(gone.id);
             self.leaving.lock().push(Arc::downgrade(gone));
         }
+        for (worker, member) in workers.iter().zip(&wanted) {
+            let near = member.zone.is_some() && member.zone.as_deref() == writing.zone.as_deref();
+            self.planner.set_near(worker.id, near);
+        }
+        let joined_or_left = !same(&old.workers, &workers);
         self.snapshot.store(Arc::new(Snapshot::of(workers)));
-        self.membership.send_modify(|changes| *changes += 1);
+        writing.members = wanted;
+        if joined_or_left {
+            self.membership.send_modify(|membership| membership.workers += 1);
+        }
         self.capacity.notify_one();
     }
 
-    fn edit(&self, worker: &Arc<Worker>, config: &config::Worker) {
+    fn edit(&self, worker: &Arc<Worker>, member: &Member) {
+        if worker.list(member) {
+            tracing::info!(worker = %worker.url, intake = ?member.intake, "worker is listed otherwise");
+        }
+        let config = &member.worker;
         let before = worker.reconfigure(config.clone());
         if before == *config {
             return;
@@ -205,7 +278,8 @@ impl Fleet {
         }
     }
 
-    fn join(&self, config: &config::Worker) -> Arc<Worker> {
+    fn join(&self, member: &Member) -> Arc<Worker> {
+        let config = &member.worker;
         let hash = blake3::hash(config.url.to_string().as_bytes());
         let mut key = [0; 8];
         key.copy_from_slice(&hash.as_bytes()[..8]);
@@ -216,34 +290,40 @@ impl Fleet {
             prefill_speed: config.prefill_speed,
         });
         let probed = self.settings.load().interval.is_some();
-        tracing::info!(worker = %config.url, "worker joined");
-        Arc::new(Worker::new(id, config.clone(), probed, self.secure.clone(), &self.metrics))
+        let pod = member.pod.as_ref().map(|pod| pod.name.as_ref());
+        tracing::info!(worker = %config.url, pod, "worker joined");
+        Arc::new(Worker::new(id, member, probed, self.secure.clone(), &self.metrics))
     }
 
-    /// Workers that have left the list and still have requests.
+    /// Workers that have left the list and still have requests, and of which their address still tells something.
     fn leaving(&self) -> Vec<Arc<Worker>> {
         let mut leaving = self.leaving.lock();
         leaving.retain(|worker| worker.strong_count() > 0);
-        leaving.iter().filter_map(Weak::upgrade).collect()
+        leaving.iter().filter_map(Weak::upgrade).filter(|worker| !worker.is_replaced()).collect()
     }
 
-    /// Runs `task` for each worker, and if asked to for those that are leaving, for as long as it is polled. Any change of the
-    /// worker list or the settings begins the few tasks there are anew.
+    /// Runs `task` for each worker, and if asked to for those that are leaving, for as long as it is polled. A change of the
+    /// settings begins all tasks anew; one of the worker list, which may change many times a second, only those of who joined.
     async fn for_each_worker<F: Future<Output = ()> + Send + 'static>(
         &self,
         with_leaving: bool,
         task: impl Fn(Arc<Worker>) -> F,
     ) {
-        let mut membership = self.membership();
+        let mut membership = self.membership.subscribe();
+        let mut settings = membership.borrow().settings;
+        // Dropped, it ends what runs in it.
+        let mut running = Running::default();
         loop {
-            membership.mark_unchanged();
-            // Ends its tasks when it is dropped.
-            let mut tasks = JoinSet::new();
-            let leaving = if with_leaving { self.leaving() } else { Vec::new() };
-            for worker in self.snapshot().workers.iter().chain(&leaving) {
-                tasks.spawn(task(worker.clone()));
+            let now = *membership.borrow_and_update();
+            if std::mem::replace(&mut settings, now.settings) != now.settings {
+                running = Running::default();
             }
-            drop(leaving);
+            let mut wanted = self.snapshot().workers.clone();
+            if with_leaving {
+                wanted.extend(self.leaving());
+            }
+            running.adapt(&wanted, &task);
+            drop(wanted);
             if membership.changed().await.is_err() {
                 return;
             }
@@ -373,8 +453,41 @@ impl Fleet {
         self.capacity.notify_one();
     }
 
-    /// Waits for changes of the worker list.
-    pub fn membership(&self) -> watch::Receiver<u64> {
-        self.membership.subscribe()
+    /// Waits for other places where workers are to be found.
+    pub(super) fn sources(&self) -> watch::Receiver<Vec<Source>> {
+        self.sources.subscribe()
+    }
+}
+
+/// A task for each of some workers.
+#[derive(Default)]
+struct Running {
+    tasks: JoinSet<()>,
+    /// By the worker's address in memory, which a `Weak` keeps from being used again.
+    of: HashMap<usize, (Weak<Worker>, AbortHandle)>,
+}
+
+impl Running {
+    /// Ends the tasks of workers that are no longer wanted, and begins those of the new ones.
+    fn adapt<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        wanted: &[Arc<Worker>],
+        task: impl Fn(Arc<Worker>) -> F,
+    ) {
+        let place = |worker: &Arc<Worker>| Arc::as_ptr(worker) as usize;
+        let keep: HashSet<usize> = wanted.iter().map(place).collect();
+        self.of.retain(|at, (_, task)| {
+            let kept = keep.contains(at);
+            if !kept {
+                task.abort();
+            }
+            kept
+        });
+        while self.tasks.try_join_next().is_some() {}
+        for worker in wanted {
+            self.of
+                .entry(place(worker))
+                .or_insert_with(|| (Arc::downgrade(worker), self.tasks.spawn(task(worker.clone()))));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! One vLLM server, as the proxy knows it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::HeaderValue;
 use parking_lot::Mutex;
@@ -9,9 +9,11 @@ use tokio::sync::{Notify, watch};
 
 use super::activity::Activity;
 use super::connection::Pool;
+use super::discovery::endpoints::{Intake, Pod};
 use super::health::{Event, Health, Reason, Standing};
 use super::listing::Listed;
 use super::models::Models;
+use super::roster::Member;
 use super::scrape::Engine;
 use super::stream::Secure;
 use crate::config::{self, Origin};
@@ -26,8 +28,10 @@ pub struct Worker {
     config: Mutex<config::Worker>,
     /// What it is called by requests to it: its `Host`.
     pub authority: HeaderValue,
+    /// Which pod it is, where that is known.
+    pub pod: OnceLock<Pod>,
     pub pool: Pool,
-    pub metrics: WorkerMetrics,
+    pub metrics: Arc<WorkerMetrics>,
     pub activity: Activity,
     /// Requests that have a place here.
     pub open: Arc<AtomicUsize>,
@@ -39,34 +43,65 @@ pub struct Worker {
     pub(super) listed: Mutex<Listed>,
     /// Told when its models are to be asked for at once.
     pub(super) relist: Notify,
-    health: Mutex<Health>,
-    /// Copies of what readers of `health` ask for most.
+    state: Mutex<State>,
+    /// Copies of what readers of `state` ask for most.
     eligible: AtomicBool,
     calm: AtomicBool,
+}
+
+/// Whether requests may go there, by those who list it and by what is seen of it.
+struct State {
+    health: Health,
+    intake: Intake,
+    zone: Option<Arc<str>>,
+    /// Its address has passed to another pod: whatever it still owes will not come.
+    replaced: bool,
+}
+
+impl State {
+    fn is_eligible(&self) -> bool {
+        self.intake == Intake::Open && self.health.is_eligible()
+    }
+
+    fn shown(&self) -> WorkerState {
+        match self.intake {
+            Intake::Terminating => WorkerState::Terminating,
+            Intake::NotReady => WorkerState::NotReady,
+            Intake::Open if self.health.is_draining() => WorkerState::Draining,
+            Intake::Open => by_health(self.health.standing()),
+        }
+    }
 }
 
 impl Worker {
     pub(super) fn new(
         id: WorkerId,
-        config: config::Worker,
+        member: &Member,
         probed: bool,
         secure: Secure,
         metrics: &Metrics,
     ) -> Worker {
+        let config = member.worker.clone();
         let authority = config.url.authority();
         let metrics = metrics.worker(config.url.label());
-        let health = Health::new(probed);
-        metrics.set_state(shown(&health));
+        let state = State {
+            health: Health::new(probed),
+            intake: member.intake,
+            zone: member.zone.clone(),
+            replaced: false,
+        };
+        metrics.set_state(state.shown());
         Worker {
             id,
             authority: HeaderValue::try_from(&authority).expect("a host and port that a URI took"),
             pool: Pool::new(config.url.clone(), secure, metrics.connections.clone()),
-            eligible: AtomicBool::new(health.is_eligible()),
-            calm: AtomicBool::new(health.is_calm()),
+            pod: member.pod.clone().map_or_else(OnceLock::new, OnceLock::from),
+            eligible: AtomicBool::new(state.is_eligible()),
+            calm: AtomicBool::new(state.health.is_calm()),
             engine: Mutex::default(),
             listed: Mutex::default(),
             relist: Notify::new(),
-            health: Mutex::new(health),
+            state: Mutex::new(state),
             activity: Activity::default(),
             open: Arc::default(),
             unreachable: watch::Sender::new(false),
@@ -110,9 +145,11 @@ impl Worker {
 
     /// Out or on trial, but perhaps of use.
     pub fn is_doubtful(&self) -> bool {
-        let health = self.health.lock();
-        match health.standing() {
-            _ if health.is_draining() => false,
+        let state = self.state.lock();
+        if state.intake != Intake::Open || state.health.is_draining() {
+            return false;
+        }
+        match state.health.standing() {
             Standing::Out(reason) => !matches!(reason, Reason::Unreachable | Reason::Insecure),
             Standing::Trial => true,
             Standing::Starting | Standing::Up => false,
@@ -125,20 +162,59 @@ impl Worker {
     }
 
     pub fn standing(&self) -> Standing {
-        self.health.lock().standing()
+        self.state.lock().health.standing()
+    }
+
+    pub fn zone(&self) -> Option<Arc<str>> {
+        self.state.lock().zone.clone()
+    }
+
+    /// Another pod than the one that this worker is known to be.
+    pub(super) fn is_other_than(&self, pod: Option<&Pod>) -> bool {
+        matches!((self.pod.get(), pod), (Some(known), Some(pod)) if known.uid != pod.uid)
+    }
+
+    /// Takes what those who list it say of it now; answers whether it may be picked otherwise than before.
+    pub(super) fn list(&self, member: &Member) -> bool {
+        if let Some(pod) = &member.pod {
+            let _ = self.pod.set(pod.clone());
+        }
+        let mut state = self.state.lock();
+        state.zone.clone_from(&member.zone);
+        let was = std::mem::replace(&mut state.intake, member.intake);
+        self.show(&state);
+        was != member.intake
+    }
+
+    /// Its address is another pod's now, so what is heard there says nothing of this one.
+    pub(super) fn replace(&self) {
+        self.state.lock().replaced = true;
+        self.unreachable.send_replace(true);
+    }
+
+    pub(super) fn is_replaced(&self) -> bool {
+        self.state.lock().replaced
+    }
+
+    fn show(&self, state: &State) {
+        self.eligible.store(state.is_eligible(), Ordering::Relaxed);
+        // The series at this address are the successor's.
+        if !state.replaced {
+            self.metrics.set_state(state.shown());
+        }
     }
 
     /// An operator has it take nothing new.
     pub fn is_draining(&self) -> bool {
-        self.health.lock().is_draining()
+        self.state.lock().health.is_draining()
     }
 
     /// Its state as operators see it.
     pub fn state(&self) -> WorkerState {
-        shown(&self.health.lock())
+        self.state.lock().shown()
     }
 
-    /// Its state if no operator had said anything.
+    /// Its state if nobody had said anything of it.
     pub fn health(&self) -> WorkerState {
         by_health(self.standing())
     }
@@ -150,11 +226,10 @@ impl Worker {
 
     /// Has it take nothing new, or again; answers whether that is a change.
     pub(super) fn set_draining(&self, draining: bool) -> bool {
-        let mut health = self.health.lock();
-        let changes = health.is_draining() != draining;
-        health.set_draining(draining);
-        self.eligible.store(health.is_eligible(), Ordering::Relaxed);
-        self.metrics.set_state(shown(&health));
+        let mut state = self.state.lock();
+        let changes = state.health.is_draining() != draining;
+        state.health.set_draining(draining);
+        self.show(&state);
         changes
     }
 
@@ -182,23 +257,19 @@ impl Worker {
 
     /// Tells the worker's health; answers whether it stands elsewhere, or may be picked otherwise, than before.
     pub(super) fn record(&self, event: Event, now: Time, settings: &config::Health) -> Option<Standing> {
-        let mut health = self.health.lock();
-        let was = (health.standing(), health.is_eligible());
-        health.record(event, now, settings);
-        let is = (health.standing(), health.is_eligible());
-        self.calm.store(health.is_calm(), Ordering::Relaxed);
+        let mut state = self.state.lock();
+        let was = (state.health.standing(), state.health.is_eligible());
+        state.health.record(event, now, settings);
+        let is = (state.health.standing(), state.health.is_eligible());
+        self.calm.store(state.health.is_calm(), Ordering::Relaxed);
         if was == is {
             return None;
         }
-        self.eligible.store(is.1, Ordering::Relaxed);
-        self.unreachable.send_replace(is.0 == Standing::Out(Reason::Unreachable));
-        self.metrics.set_state(shown(&health));
+        self.show(&state);
+        let gone = state.replaced || is.0 == Standing::Out(Reason::Unreachable);
+        self.unreachable.send_replace(gone);
         Some(is.0)
     }
-}
-
-fn shown(health: &Health) -> WorkerState {
-    if health.is_draining() { WorkerState::Draining } else { by_health(health.standing()) }
 }
 
 fn by_health(standing: Standing) -> WorkerState {

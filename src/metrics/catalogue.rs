@@ -3,7 +3,7 @@
 use super::family::{Family, Kind, LabelSpec, Section, Unit, Values, as_markdown, closed};
 use super::label::{
     Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Outcome, Played, Predicted, Reload, Retry,
-    Route, Scraped, Source, WorkerState,
+    Route, Scraped, Source, Trouble, WorkerState,
 };
 use crate::config::Mode;
 use crate::core::planner::Reason;
@@ -38,6 +38,12 @@ const MODEL: LabelSpec = LabelSpec {
     values: Values::Open(
         "as requests name it, once a worker has answered for it; `default` where they name none; `other` for names after \
          the first 32, or longer than 96 bytes",
+    ),
+};
+const SOURCE: LabelSpec = LabelSpec {
+    name: "source",
+    values: Values::Open(
+        "an entry of the config: `kubernetes:` or `dns:`, and what it names; its series vanish with it",
     ),
 };
 const VERSION: LabelSpec = LabelSpec { name: "version", values: Values::Open("of this program") };
@@ -144,6 +150,16 @@ families! {
             "The worker's prefill speed as learned or told; there is none while it is not known.";
         WORKER_MODELS = Gauge, Count, "warmroute_worker_models", [WORKER],
             "Models and adapters that the worker lists; there is none while that is not known.";
+    }
+    "Where workers are found" {
+        DISCOVERY_SYNCED = Gauge, Flag, "warmroute_discovery_synced", [SOURCE],
+            "1 while the source tells who the workers are; 0 while the last known ones stay in use.";
+        DISCOVERY_WORKERS = Gauge, Count, "warmroute_discovery_workers", [SOURCE],
+            "Workers that the source names, ready or not.";
+        DISCOVERY_UPDATES = Counter, Count, "warmroute_discovery_updates_total", [SOURCE],
+            "Lists and changes that the source has told.";
+        DISCOVERY_FAILURES = Counter, Count, "warmroute_discovery_failures_total", [SOURCE, closed::<Trouble>()],
+            "Times that the source could not tell who the workers are.";
     }
     "What is believed of the workers" {
         WORKER_BASIS = Gauge, Flag, "warmroute_worker_basis", [WORKER, closed::<Footing>(), closed::<Basis>()],

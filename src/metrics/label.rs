@@ -154,6 +154,32 @@ label! {
         Trial = "trial",
         /// An operator has it take nothing new.
         Draining = "draining",
+        /// Its pod is not ready, as Kubernetes sees it.
+        NotReady = "not_ready",
+        /// Its pod is on its way out, and others are ready.
+        Terminating = "terminating",
+    }
+}
+
+label! {
+    /// Why a source could not tell who the workers are.
+    Trouble as "reason" {
+        /// It could not be asked: no connection, or no answer in time.
+        Unreachable = "unreachable",
+        /// It refused: no right to list EndpointSlices, or an error of its own.
+        Refused = "refused",
+        /// The watch began too long ago for the API server (410), so all was listed anew.
+        Expired = "expired",
+        /// The watch brought nothing, not even its end.
+        Silent = "silent",
+        /// The watch broke off.
+        Broken = "broken",
+        /// What came cannot be understood.
+        Malformed = "malformed",
+        /// The port that is asked for is not among the endpoints'.
+        Port = "port",
+        /// The DNS has no such record (any more).
+        Absent = "absent",
     }
 }
 

@@ -8,6 +8,7 @@ pub mod catalogue;
 pub mod family;
 pub mod label;
 pub mod model;
+pub mod source;
 pub mod worker;
 
 use std::marker::PhantomData;
@@ -27,11 +28,13 @@ use catalogue as c;
 use family::Family;
 pub use label::{
     Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, Outcome, Played, Predicted, Reload,
-    Retry, Route, Scraped, Source, WorkerState,
+    Retry, Route, Scraped, Source, Trouble, WorkerState,
 };
 pub use model::{LatencyMetrics, ModelMetrics, Models, TokenMetrics};
-use worker::WorkerFamilies;
+use source::SourceFamilies;
+pub use source::SourceMetrics;
 pub use worker::{Hits, WorkerMetrics};
+use worker::{Living, WorkerFamilies};
 
 /// Counters along one closed label, each found by index.
 pub struct Counters<L> {
@@ -160,6 +163,8 @@ pub struct Metrics {
     mode: OneOf<Mode>,
     phase: OneOf<Phase>,
     workers: Arc<WorkerFamilies>,
+    living: Living,
+    sources: Arc<SourceFamilies>,
 }
 
 impl Metrics {
@@ -189,6 +194,8 @@ impl Metrics {
             mode: OneOf::register(r, &c::MODE),
             phase: OneOf::register(r, &c::PHASE),
             workers: WorkerFamilies::register(r),
+            living: Living::default(),
+            sources: SourceFamilies::register(r),
             registry,
         })
     }
@@ -206,9 +213,14 @@ impl Metrics {
         &self.overhead[mode.index()]
     }
 
-    /// The handles of the worker shown as `worker`, which must not be in use for another one.
-    pub fn worker(&self, worker: String) -> WorkerMetrics {
-        WorkerMetrics::new(&self.workers, worker)
+    /// The handles of the worker shown as `worker`: the same ones for all who have them at once.
+    pub fn worker(&self, worker: String) -> Arc<WorkerMetrics> {
+        self.living.handles(&self.workers, worker)
+    }
+
+    /// The handles of a source of workers.
+    pub fn source(&self, name: &str) -> SourceMetrics {
+        SourceMetrics::new(&self.sources, name)
     }
 
     /// The page for Prometheus, text format 0.0.4.

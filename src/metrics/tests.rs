@@ -174,7 +174,7 @@ fn the_largest_page_stays_below_two_megabytes() {
     }
     let workers: Vec<_> =
         (0..500).map(|n| metrics.worker(format!("10.0.{}.{}:8000", n / 250, n % 250))).collect();
-    workers.iter().for_each(touch);
+    workers.iter().for_each(|worker| touch(worker));
     let size = page(&metrics).len();
     assert!((1_000_000..2_000_000).contains(&size), "{size}");
 }

@@ -1,8 +1,10 @@
 //! The series of one worker: what is sent to it, what it says of itself, and what is believed of it. A worker takes its handles once,
 //! and they vanish with it.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::catalogue as c;
@@ -61,9 +63,27 @@ impl WorkerFamilies {
     }
 }
 
-/// The handles of one worker. Dropping them removes its series.
+/// Who has handles. A worker may join at an address where another one is still ending its requests: they share them, and the
+/// series go with the last.
+#[derive(Clone, Default)]
+pub(super) struct Living(Arc<Mutex<HashMap<String, Weak<WorkerMetrics>>>>);
+
+impl Living {
+    pub(super) fn handles(&self, families: &Arc<WorkerFamilies>, worker: String) -> Arc<WorkerMetrics> {
+        let mut living = self.0.lock();
+        if let Some(handles) = living.get(&worker).and_then(Weak::upgrade) {
+            return handles;
+        }
+        let handles = Arc::new(WorkerMetrics::new(families, worker.clone(), self.clone()));
+        living.insert(worker, Arc::downgrade(&handles));
+        handles
+    }
+}
+
+/// The handles of one worker. Dropping the last of them removes its series.
 pub struct WorkerMetrics {
     families: Arc<WorkerFamilies>,
+    living: Living,
     worker: String,
     pub in_flight: IntGauge,
     pub requests: IntCounter,
@@ -91,7 +111,7 @@ pub struct Hits {
 }
 
 impl WorkerMetrics {
-    pub(super) fn new(families: &Arc<WorkerFamilies>, worker: String) -> WorkerMetrics {
+    fn new(families: &Arc<WorkerFamilies>, worker: String, living: Living) -> WorkerMetrics {
         let name = worker.as_str();
         let of = |source: Source| families.cached.with_label_values(&[name, source.as_str()]);
         let prompt = |source: Source| families.prompt.with_label_values(&[name, source.as_str()]);
@@ -109,6 +129,7 @@ impl WorkerMetrics {
             cached: [Source::Predicted, Source::Confirmed, Source::Engine].map(of),
             prompt: [Source::Confirmed, Source::Engine].map(prompt),
             families: families.clone(),
+            living,
             worker,
         };
         metrics.credit.set(1.0);
@@ -218,6 +239,11 @@ fn only<const N: usize>(
 impl Drop for WorkerMetrics {
     fn drop(&mut self) {
         let (worker, f) = (self.worker.as_str(), &self.families);
+        let mut living = self.living.0.lock();
+        if living.get(worker).is_some_and(|handles| handles.strong_count() > 0) {
+            return; // Somebody has come to this address since the last handle here was let go.
+        }
+        living.remove(worker);
         // A series that was never touched is not there to be removed.
         for family in
             [&f.in_flight, &f.connections, &f.queue, &f.models, &f.believed_tokens, &f.believed_blocks]

@@ -155,9 +155,7 @@ impl Proxy {
         if old.scrape != config.scrape {
             self.fleet.set_scrape_settings(config.scrape.clone());
         }
-        if old.workers.fixed != config.workers.fixed {
-            self.fleet.set_workers(&config.workers.fixed);
-        }
+        self.fleet.configure(&config.workers);
         self.config.rcu(|now| Config { mode: mode.unwrap_or(now.mode), ..config.clone() });
         self.metrics.set_mode(self.config.load().mode);
     }

@@ -134,9 +134,21 @@ impl FakeEngine {
         FakeEngine::with(|_| vec![Step::json("200 OK", PLAIN_ANSWER)]).await
     }
 
+    /// The same, at an address of one's own choice.
+    pub async fn start_at(address: SocketAddr) -> FakeEngine {
+        FakeEngine::with_at(address, |_| vec![Step::json("200 OK", PLAIN_ANSWER)]).await
+    }
+
     /// Does what `script` says for each request.
     pub async fn with(script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static) -> FakeEngine {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port");
+        FakeEngine::with_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+    }
+
+    async fn with_at(
+        address: SocketAddr,
+        script: impl Fn(&Message) -> Vec<Step> + Send + Sync + 'static,
+    ) -> FakeEngine {
+        let listener = TcpListener::bind(address).await.expect("a free address");
         let address = listener.local_addr().expect("a bound listener has an address");
         let shared = Arc::new(Shared {
             script: Mutex::new(Arc::new(script)),

@@ -314,3 +314,16 @@ fn a_slow_worker_gets_less() {
     let fast = open.iter().filter(|(decision, _)| decision.worker == ids[0]).count();
     assert!(fast >= 9, "{fast} of 12 on the worker that is five times as fast");
 }
+
+#[test]
+fn of_workers_that_are_as_good_the_near_one_is_taken_and_never_for_a_miss() {
+    for p in 0..20 {
+        let (planner, ids) = fleet(4, 1_000_000);
+        planner.set_near(ids[2], true);
+        assert_eq!(plan(&planner, &ask(p, 30, 4, p), &ids, 0.0).0.worker, ids[2], "prefix {p}");
+    }
+    let (planner, ids) = fleet(4, 1_000_000);
+    planner.set_near(ids[2], true);
+    let home = serve(&planner, &ask(50, 30, 4, 50), &ids[..2], 100.0).worker;
+    assert_eq!(serve(&planner, &ask(50, 30, 4, 51), &ids, 101.0).worker, home);
+}
