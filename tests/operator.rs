@@ -140,6 +140,7 @@ async fn the_series_go_on_from_the_sample_that_is_known() {
     until("a first sample", async || router.admin("/series").await.contains(r#""seq": 1"#)).await;
     let told = router.admin("/series?since=1").await;
     assert!(!told.contains(r#""seq": 1,"#) && told.contains(r#""next": "#), "{told}");
+    assert!(router.admin("/series").await.contains(r#""ideal": "#));
     assert!(told.contains(r#""bounds": "#) && told.contains(r#""in_flight": 0"#), "{told}");
     assert_eq!(ask(&router, "GET", "/series?since=x", "", "").await.status(), 400);
 }

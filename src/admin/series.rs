@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::config::Mode;
 use crate::metrics::model::TokenTotals;
-use crate::metrics::{Outcome, Predicted};
+use crate::metrics::{Outcome, Played, PlayedTotal, Predicted};
 use crate::proxy::Proxy;
 
 /// Time between samples.
@@ -40,6 +40,8 @@ struct Sample {
     requests: u64,
     failed: u64,
     tokens: Arms<TokenTotals>,
+    /// What would have been found cached.
+    shadow: Shadow,
     /// First tokens up to each of the bounds, and all.
     first_tokens: ByPrediction<Vec<u64>>,
 }
@@ -48,6 +50,13 @@ struct Sample {
 struct Arms<T> {
     kv: T,
     random: T,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Shadow {
+    kv: PlayedTotal,
+    random: PlayedTotal,
+    ideal: PlayedTotal,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -80,6 +89,11 @@ impl Series {
             tokens: Arms {
                 kv: metrics.models.token_totals(Mode::Kv),
                 random: metrics.models.token_totals(Mode::Random),
+            },
+            shadow: Shadow {
+                kv: metrics.shadow.total(Played::Kv),
+                random: metrics.shadow.total(Played::Random),
+                ideal: metrics.shadow.total(Played::Ideal),
             },
             first_tokens: ByPrediction { hit: first(Predicted::Hit), miss: first(Predicted::Miss) },
         };

@@ -18,6 +18,7 @@ use prometheus::{
     Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder,
 };
+use serde::Serialize;
 
 use crate::config::Mode;
 use crate::core::planner::Reason;
@@ -115,6 +116,13 @@ pub struct ShadowMetrics {
     pub one_in: IntGauge,
 }
 
+/// Tokens of prompts, and those of them that were or would have been cached.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PlayedTotal {
+    pub prompt: u64,
+    pub cached: u64,
+}
+
 impl ShadowMetrics {
     fn register(registry: &Registry) -> ShadowMetrics {
         let families = [c::SHADOW_PROMPT, c::SHADOW_CACHED].map(|family| family.counters(registry));
@@ -127,6 +135,14 @@ impl ShadowMetrics {
             cells: std::array::from_fn(|mode| std::array::from_fn(|played| cell(mode, played))),
             one_in: c::SHADOW_ONE_IN.gauge(registry),
         }
+    }
+
+    /// What the requests of all modes would have found under `played`.
+    pub fn total(&self, played: Played) -> PlayedTotal {
+        self.cells.iter().fold(PlayedTotal::default(), |sum, cells| {
+            let [prompt, cached] = &cells[played.index()];
+            PlayedTotal { prompt: sum.prompt + prompt.get(), cached: sum.cached + cached.get() }
+        })
     }
 
     /// A request that went by `mode` and under `played` would have found so much.

@@ -16,7 +16,7 @@ from fleet import ROOT, Engines, Load, Proxy, get_json  # noqa: E402
 from server import BOARD, Prometheus, filled  # noqa: E402
 
 SHOTS = ROOT / "docs/screenshots"
-SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 300  # in each mode
+SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 360  # in each mode
 STEP = 5
 
 
@@ -59,14 +59,14 @@ def board(chromium, prometheus, begun):
 def status(chromium, proxy):
     for picture, options in {
         "status": {"width": 1280, "height": 800},
-        "status-dark": {"width": 1280, "height": 800, "dark": True},
-        "status-narrow": {"width": 390, "height": 844, "scale": 1.5},
+        "status-dark": {"width": 1280, "height": 860, "dark": True},
+        "status-narrow": {"width": 390, "height": 1500},
     }.items():
         page = chromium.page(f"{proxy.admin}/", **options)
         page.call("Page.bringToFront")
         page.until("document.querySelectorAll('#workers tr').length === 6 && !!document.querySelector('#hits path')")
         time.sleep(1)
-        page.shot(SHOTS / f"{picture}.png")
+        page.shot(SHOTS / f"{picture}.png", whole=picture == "status")
 
 
 SHOTS.mkdir(exist_ok=True)

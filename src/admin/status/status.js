@@ -24,6 +24,7 @@ function draw(name, attributes, ...children) {
   return node;
 }
 
+const whole = (share) => `${Math.round(100 * share)} %`;
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "–");
 const seconds = (time) =>
   !Number.isFinite(time) ? "–" : time < 1 ? `${(1000 * time).toPrecision(3).replace(/\.0+$/, "")} ms` : `${time.toPrecision(3)} s`;
@@ -50,20 +51,6 @@ async function ask(path) {
   return answer.json();
 }
 
-const missing = new Set();
-
-/** An endpoint that this program may not have: then it is asked for once. */
-async function askIfThere(path) {
-  if (missing.has(path)) return null;
-  try {
-    return await ask(path);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    missing.add(path);
-    return null;
-  }
-}
-
 function news(text, bad = false) {
   say($("news"), text);
   $("news").classList.toggle("bad", bad);
@@ -72,11 +59,11 @@ function news(text, bad = false) {
 async function look() {
   try {
     const since = samples.length ? samples.at(-1).seq : 0;
-    const [fleet, series, cache, recent] = await Promise.all([
+    const [fleet, series, { prefixes }, { decisions }] = await Promise.all([
       ask("fleet"),
       ask(`series?since=${since}`),
-      askIfThere("cache"),
-      askIfThere("decisions"),
+      ask("prefixes?most=16"),
+      ask("decisions?last=12"),
     ]);
     take(series);
     if (lost) news("The proxy answers again.");
@@ -85,8 +72,9 @@ async function look() {
     showNow(series, fleet.workers);
     showCharts();
     showWorkers(fleet.workers);
-    if (cache) showCache(cache);
-    if (recent) showDecisions(recent);
+    const names = new Map(fleet.workers.map((worker) => [worker.url, worker.name]));
+    showPrefixes(prefixes, names);
+    showDecisions(decisions, names);
   } catch (error) {
     if (!lost) news(`No answer since ${new Date().toLocaleTimeString()}: ${error.message}. What is shown is from before.`, true);
     lost = true;
@@ -139,11 +127,12 @@ const hitLines = () => {
     { name: "as workers say", points: over((a, b) => share(a, b, (s) => sum(s, "confirmed_cached"), (s) => sum(s, "confirmed_prompt"))) },
     { name: "as predicted", points: over((a, b) => share(a, b, (s) => sum(s, "predicted_cached"), (s) => sum(s, "prompt"))) },
   ];
-  if (samples.at(-1)?.shadow) {
-    const other = mode === "kv" ? "random" : "kv";
-    const shadow = (policy) => over((a, b) => share(a, b, (s) => s.shadow?.cached[policy] ?? NaN, (s) => s.shadow?.prompt ?? NaN));
-    lines.push({ name: `would be in ${other}`, points: shadow(other) });
-    lines.push({ name: "best possible", points: shadow("ideal") });
+  // What the shadow has played; nothing grows where it is switched off.
+  const other = mode === "kv" ? "random" : "kv";
+  const played = (policy) => over((a, b) => share(a, b, (s) => s.shadow[policy].cached, (s) => s.shadow[policy].prompt));
+  for (const [policy, name] of [[other, `would be in ${other}`], ["ideal", "best possible"]]) {
+    const points = played(policy);
+    if (points.some(([, value]) => Number.isFinite(value))) lines.push({ name, points });
   }
   return lines;
 };
@@ -162,7 +151,7 @@ function roundUp(value) {
 
 const cursors = new Map(); // where the pointer is over which chart, as a time
 
-function chart(box, lines, { top, format, title }) {
+function chart(box, lines, { top, format, mark, title }) {
   const width = Math.max(260, box.clientWidth);
   const [height, left, right, above, below] = [200, 46, 12, 8, 22];
   const now = samples.length ? samples.at(-1).at : Date.now();
@@ -172,9 +161,9 @@ function chart(box, lines, { top, format, title }) {
   for (let part = 0; part <= 4; part += 1) {
     const at = y((top * part) / 4);
     svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
-    if (part % 2 === 0) svg.append(draw("text", { class: "axis", x: left - 6, y: at + 4, "text-anchor": "end" }, format((top * part) / 4)));
+    if (part % 2 === 0) svg.append(draw("text", { class: "axis", x: left - 6, y: at + 4, "text-anchor": "end" }, mark((top * part) / 4)));
   }
-  for (const minutes of [15, 10, 5, 0]) {
+  for (const minutes of width < 420 ? [15, 0] : [15, 10, 5, 0]) {
     const anchor = minutes === 15 ? "start" : minutes === 0 ? "end" : "middle";
     svg.append(draw("text", { class: "axis", x: x(now - minutes * 60_000), y: height - 5, "text-anchor": anchor }, minutes ? `${minutes} min ago` : "now"));
   }
@@ -216,10 +205,10 @@ function chart(box, lines, { top, format, title }) {
 }
 
 function showCharts() {
-  chart($("hits"), hitLines(), { top: 1, format: percent, title: "Share of prompt tokens found cached" });
+  chart($("hits"), hitLines(), { top: 1, format: percent, mark: whole, title: "Share of prompt tokens found cached" });
   const times = timeLines();
   const most = Math.max(0.001, ...times.flatMap(({ points }) => points.map(([, value]) => value).filter(Number.isFinite)));
-  chart($("ttft"), times, { top: roundUp(most), format: seconds, title: "Median time to first token" });
+  chart($("ttft"), times, { top: roundUp(most), format: seconds, mark: seconds, title: "Median time to first token" });
 }
 
 // --- figures, workers
@@ -231,12 +220,15 @@ function showNow(series, workers) {
   const rate = between ? ((after.requests - before.requests) * 1000) / (after.at - before.at) : NaN;
   const failed = between ? after.failed - before.failed : 0;
   const usable = workers.filter((worker) => worker.usable).length;
+  const arm = (name) => (between ? share(before, after, (s) => s.tokens[name].confirmed_cached, (s) => s.tokens[name].confirmed_prompt) : NaN);
+  const [kv, random] = [arm("kv"), arm("random")];
+  const both = Number.isFinite(kv) && Number.isFinite(random);
   const tiles = [
     ["Requests", Number.isFinite(rate) ? rate.toFixed(rate < 10 ? 1 : 0) : "–", "a second"],
     ["In flight", String(series.in_flight), series.queued ? `and ${series.queued} queued` : ""],
     ["Failed", String(failed), "in the last minute"],
     ["Workers usable", `${usable}`, `of ${workers.length}`],
-    ["Cached", percent(between ? hitLines()[0].points.at(-1)?.[1] : NaN), "of prompt tokens"],
+    ["Cached", percent(between ? hitLines()[0].points.at(-1)?.[1] : NaN), both ? `kv ${percent(kv)}, random ${percent(random)}` : "of prompt tokens"],
     ["First token", seconds(between ? median(before, after, "hit") : NaN), `hit, ${seconds(between ? median(before, after, "miss") : NaN)} miss`],
   ];
   const list = $("now");
@@ -280,7 +272,7 @@ function workerRow(name) {
     number("Queue, tokens"),
     number("Speed, tokens/s"),
     shareCell("Cache", "cache"),
-    shareCell("Hits", "hits"),
+    shareCell("Hit share", "hits"),
   );
   rows.set(name, row);
   return row;
@@ -335,38 +327,50 @@ function filter() {
 
 // --- which prefixes live where, and what was decided
 
-function showCache({ prefixes, workers }) {
+function showPrefixes(prefixes, names) {
   $("cache").hidden = prefixes.length === 0;
-  const head = make("tr", {}, make("th", { scope: "col" }, "Prefix"), make("th", { scope: "col", className: "number" }, "Uses"), make("th", { scope: "col", className: "number" }, "Tokens"));
-  for (const [at, name] of workers.entries()) head.append(make("th", { scope: "col", title: name }, String(at + 1)));
+  const holding = new Set(prefixes.flatMap(({ holders }) => holders.map(({ worker }) => worker)));
+  const workers = [...names.keys()].filter((url) => holding.has(url));
+  const head = make("tr", {}, make("th", { scope: "col" }, "Prefix"), make("th", { scope: "col", className: "number" }, "Requests"));
+  for (const url of workers) head.append(make("th", { scope: "col", className: "up" }, make("span", {}, names.get(url))));
   $("map").tHead.replaceChildren(head);
   $("map").tBodies[0].replaceChildren(
-    ...prefixes.map(({ digest, uses, tokens, holders }) => {
-      const row = make("tr", {}, make("th", { scope: "row" }, digest), make("td", { className: "uses" }, short(uses)), make("td", { className: "uses" }, short(tokens)));
-      for (const name of workers) {
-        const held = holders.includes(name);
-        row.append(make("td", { className: held ? "held" : "", title: held ? name : "" }, make("i", { ariaHidden: "true" }), make("span", { className: "unseen" }, held ? "held" : "not held")));
+    ...prefixes.map(({ prefix, requests, blocks, holders }) => {
+      const row = make("tr", {}, make("th", { scope: "row" }, prefix), make("td", { className: "uses" }, short(requests)));
+      const held = new Map(holders.map((holder) => [holder.worker, holder.blocks]));
+      for (const url of workers) {
+        const count = held.get(url) ?? 0;
+        const bar = make("i");
+        bar.style.height = `${blocks ? (100 * count) / blocks : 0}%`;
+        const words = count ? `${count} of ${blocks} blocks` : "none";
+        row.append(make("td", { title: `${names.get(url)}: ${words}` }, make("i", { ariaHidden: "true" }, bar), make("span", { className: "unseen" }, words)));
       }
       return row;
     }),
   );
 }
 
-function showDecisions({ decisions }) {
+function showDecisions(decisions, names) {
   $("recent").hidden = decisions.length === 0;
+  const cell = (label, text, className = "") => make("td", { "data-label": label, className }, text);
   $("decisions").replaceChildren(
-    ...decisions.slice(0, 20).map((decision) =>
-      make(
+    ...decisions.map((decision) => {
+      const price = (url) => decision.workers.find(({ worker }) => worker === url)?.price_s;
+      const next = decision.runner_up;
+      const beaten = next && Number.isFinite(price(next)) ? `${names.get(next) ?? next}, ${seconds(price(next))}` : "–";
+      return make(
         "tr",
         {},
-        make("th", { scope: "row" }, new Date(decision.at).toLocaleTimeString()),
-        make("td", { "data-label": "Model" }, decision.model || "–"),
-        make("td", { "data-label": "Worker" }, decision.worker),
-        make("td", { "data-label": "Reason" }, decision.reason),
-        make("td", { "data-label": "Prompt, tokens", className: "number" }, short(decision.prompt_tokens)),
-        make("td", { "data-label": "Cached, predicted", className: "number" }, short(decision.predicted_cached_tokens)),
-      ),
-    ),
+        make("th", { scope: "row" }, new Date(decision.at_ms).toLocaleTimeString()),
+        cell("Model", decision.model || "–"),
+        cell("Worker", names.get(decision.worker) ?? decision.worker),
+        cell("Reason", decision.reason),
+        cell("Prompt, tokens", short(decision.prompt_tokens), "number"),
+        cell("Cached", short(decision.predicted_cached_tokens), "number"),
+        cell("Price", seconds(price(decision.worker) ?? NaN), "number"),
+        cell("Next best", beaten),
+      );
+    }),
   );
 }
 
