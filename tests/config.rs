@@ -177,6 +177,23 @@ fn where_workers_are_found_is_checked_one_by_one() {
     assert_eq!(again.workers.dns, config.workers.dns);
 }
 
+#[tokio::test]
+async fn an_api_server_that_cannot_be_asked_is_told_at_the_start() {
+    let start = |api: &str, entry: &str| {
+        let text = format!("workers: {{kubernetes: [{entry}], kubernetes_api: {api}}}");
+        let mut config = Config::parse(&text, Path::new("c.yaml")).expect(&text);
+        let here = TestRouter::config(Mode::Kv, &[]);
+        (config.listen, config.admin) = (here.listen, here.admin);
+        app::build(config).map(drop).map_err(|error| error.to_string())
+    };
+    let said =
+        start("{url: 'https://127.0.0.1:1', ca: /nonexistent}", "{service: a, namespace: b}").unwrap_err();
+    assert!(said.starts_with("workers.kubernetes: /nonexistent cannot be read"), "{said}");
+    assert!(said.ends_with("see workers.kubernetes_api.ca"), "{said}");
+    // In the clear, and as nobody.
+    start("{url: 'http://127.0.0.1:1'}", "{service: a, namespace: b}").expect("nothing is missing");
+}
+
 #[test]
 fn files_that_cannot_be_read_are_named() {
     let missing = Config::load(Path::new("/nonexistent/c.yaml")).unwrap_err().to_string();

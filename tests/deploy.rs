@@ -146,3 +146,37 @@ fn the_router_may_read_endpoint_slices_and_nothing_else() {
     let documents = documents("warmroute.yaml");
     assert!(documents.iter().all(|document| document["kind"] != "ClusterRole"));
 }
+
+/// The chart can read only what is in its folder.
+#[test]
+fn the_charts_copies_are_those_that_are_tested() {
+    for file in ["grafana/warmroute.json", "prometheus/rules.yaml"] {
+        let original = fs::read_to_string(deploy().join(file)).expect(file);
+        let name = Path::new(file).file_name().expect("a file");
+        let copy = fs::read_to_string(deploy().join("helm/warmroute/files").join(name)).expect(file);
+        assert!(original == copy, "deploy/{file} and its copy in the chart differ: run deploy/generate");
+    }
+}
+
+#[test]
+fn the_monitoring_finds_the_admin_service_and_has_the_tested_rules_and_board() {
+    let monitoring = documents("monitoring/monitoring.yaml");
+    let of_kind =
+        |kind: &str| monitoring.iter().find(|document| document["kind"] == kind).expect("it is there");
+    let monitor = of_kind("ServiceMonitor");
+    let selected = monitor["spec"]["selector"]["matchLabels"].as_object().expect("labels");
+    let is_selected =
+        |service: &&Value| selected.iter().all(|(name, value)| service["metadata"]["labels"][name] == *value);
+    let documents = documents("warmroute.yaml");
+    let services: Vec<&Value> =
+        documents.iter().filter(|d| d["kind"] == "Service").filter(is_selected).collect();
+    let [service] = services.as_slice() else { panic!("one Service is to be read: {services:?}") };
+    assert_eq!(service["spec"]["ports"][0]["name"], monitor["spec"]["endpoints"][0]["port"]);
+    let rules: Value =
+        serde_yaml::from_str(&fs::read_to_string(deploy().join("prometheus/rules.yaml")).expect("rules"))
+            .expect("YAML");
+    assert_eq!(of_kind("PrometheusRule")["spec"], rules);
+    let board = of_kind("ConfigMap")["data"]["warmroute.json"].as_str().expect("the board");
+    let original = fs::read_to_string(deploy().join("grafana/warmroute.json")).expect("the board");
+    assert_eq!(board.trim_end(), original.trim_end());
+}

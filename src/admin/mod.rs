@@ -139,12 +139,17 @@ async fn metrics(proxy: Arc<Proxy>) -> Page {
     }
 }
 
-/// Ready while a worker can take requests and the process is not on its way out.
+/// Ready while a worker can take requests and the process is not on its way out; and not before every source of workers was asked once,
+/// since others would be missed whose models are asked for.
 fn readiness(proxy: &Proxy) -> Page {
+    let awaited = proxy.fleet.awaited_sources();
     let fleet = proxy.fleet.snapshot();
     let (usable, all) = (fleet.eligible().len(), fleet.workers.len());
     if proxy.drain.phase() > Phase::Serving {
         text(StatusCode::SERVICE_UNAVAILABLE, "not ready: shutting down\n")
+    } else if awaited > 0 {
+        let message = format!("not ready: {awaited} sources of workers have not been asked yet\n");
+        text(StatusCode::SERVICE_UNAVAILABLE, &message)
     } else if usable == 0 {
         text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: none of {all} workers is usable\n"))
     } else {

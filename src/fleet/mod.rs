@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::config;
+use crate::config::{self, Origin};
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Planner, WorkerSpec};
 use crate::lifecycle::Clock;
@@ -56,6 +56,17 @@ pub struct Snapshot {
     by_slot: Vec<Option<Arc<Worker>>>,
     /// By slot: the workers' places in an order that has nothing to do with anything and is the same on every replica.
     ranks: Vec<usize>,
+    names: Names,
+}
+
+/// Who the workers of a snapshot were, for those who look back: it keeps none of them.
+#[derive(Clone, Default)]
+pub struct Names(Arc<[Option<Origin>]>);
+
+impl Names {
+    pub fn of(&self, id: WorkerId) -> Option<&Origin> {
+        self.0.get(id.index())?.as_ref()
+    }
 }
 
 impl Snapshot {
@@ -73,7 +84,8 @@ impl Snapshot {
         shuffled.sort_by_cached_key(|worker| *blake3::hash(worker.url.label().as_bytes()).as_bytes());
         let mut ranks = vec![0; slots];
         shuffled.iter().enumerate().for_each(|(rank, worker)| ranks[worker.id.index()] = rank);
-        Snapshot { workers, all, models, by_slot, ranks }
+        let names = Names(by_slot.iter().map(|worker| Some(worker.as_ref()?.url.clone())).collect());
+        Snapshot { workers, all, models, by_slot, ranks, names }
     }
 
     pub fn worker(&self, id: WorkerId) -> Option<&Arc<Worker>> {
@@ -95,6 +107,10 @@ impl Snapshot {
         let part = (all as f64 * share).round() as usize;
         let part = if share > 0.0 && share < 1.0 && all > 1 { part.clamp(1, all - 1) } else { part };
         self.ranks.get(id.index()).is_some_and(|rank| *rank < part)
+    }
+
+    pub fn names(&self) -> Names {
+        self.names.clone()
     }
 
     /// Those that may be given a request, in slot order, whatever model it is for.
@@ -209,6 +225,16 @@ impl Fleet {
     /// Takes up whom a source lists now: all of them.
     pub(super) fn found(&self, source: &Source, members: Vec<Member>) {
         self.publish(|roster| roster.found(source, members));
+    }
+
+    /// A source was asked, and told nothing.
+    pub(super) fn told_nothing(&self, source: &Source) {
+        self.writing.lock().roster.failed(source);
+    }
+
+    /// Sources of workers that have not been asked yet: the process has only just started.
+    pub fn awaited_sources(&self) -> usize {
+        self.writing.lock().roster.awaited()
     }
 
     /// Makes whom all sources list the fleet. Workers that stay keep their health, connections, counts and beliefs, whatever else

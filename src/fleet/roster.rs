@@ -49,47 +49,73 @@ impl fmt::Display for Source {
     }
 }
 
+/// What one source has told.
+#[derive(Debug)]
+struct List {
+    source: Source,
+    /// `None` where nothing has been heard yet.
+    members: Option<Vec<Member>>,
+    /// It was asked once, with whatever success; or it was only named while the fleet was serving, which does not wait for it.
+    asked: bool,
+}
+
 /// The lists.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     fixed: Vec<Member>,
-    /// In the order of the config; `None` where nothing has been heard yet.
-    lists: Vec<(Source, Option<Vec<Member>>)>,
+    /// In the order of the config.
+    lists: Vec<List>,
     /// What sources had told that are no longer asked: it counts until all that are asked have been heard, so that an edit of
     /// the config does not empty the fleet.
     retired: Vec<Member>,
+    /// It has been told once where to look.
+    begun: bool,
 }
 
 impl Roster {
     pub(super) fn configure(&mut self, workers: &config::Workers) {
         self.fixed = workers.fixed.iter().cloned().map(Member::plain).collect();
+        let serving = std::mem::replace(&mut self.begun, true);
         let mut old = std::mem::take(&mut self.lists);
         for source in Source::all(workers) {
-            let heard = old.iter().position(|(known, _)| *known == source);
-            let list = heard.and_then(|at| old.swap_remove(at).1);
-            self.lists.push((source, list));
+            let known = old.iter().position(|list| list.source == source);
+            let new = || List { source, members: None, asked: serving };
+            self.lists.push(known.map(|at| old.swap_remove(at)).unwrap_or_else(new));
         }
-        self.retired.extend(old.into_iter().filter_map(|(_, list)| list).flatten());
+        self.retired.extend(old.into_iter().filter_map(|list| list.members).flatten());
         self.let_go();
     }
 
     /// What a source tells now; `false` if it is no longer asked.
     pub(super) fn found(&mut self, source: &Source, members: Vec<Member>) -> bool {
-        let Some((_, list)) = self.lists.iter_mut().find(|(known, _)| known == source) else { return false };
-        *list = Some(members);
+        let Some(list) = self.lists.iter_mut().find(|list| list.source == *source) else { return false };
+        list.members = Some(members);
+        list.asked = true;
         self.let_go();
         true
     }
 
+    /// A source was asked, and told nothing.
+    pub(super) fn failed(&mut self, source: &Source) {
+        if let Some(list) = self.lists.iter_mut().find(|list| list.source == *source) {
+            list.asked = true;
+        }
+    }
+
+    /// Sources that have not been asked yet since the start.
+    pub(super) fn awaited(&self) -> usize {
+        self.lists.iter().filter(|list| !list.asked).count()
+    }
+
     fn let_go(&mut self) {
-        if self.lists.iter().all(|(_, list)| list.is_some()) {
+        if self.lists.iter().all(|list| list.members.is_some()) {
             self.retired.clear();
         }
     }
 
     /// Each address once. Who names it first says what is known of it; that one source would use it is enough.
     pub(super) fn members(&self) -> Vec<Member> {
-        let lists = self.lists.iter().filter_map(|(_, list)| list.as_ref()).flatten();
+        let lists = self.lists.iter().filter_map(|list| list.members.as_ref()).flatten();
         let mut members: Vec<Member> = Vec::new();
         let mut places = HashMap::new();
         for member in self.fixed.iter().chain(lists).chain(&self.retired) {
@@ -125,11 +151,11 @@ mod tests {
 
     fn workers(fixed: &[&str], services: &[&str]) -> Workers {
         let entries: Vec<String> = services.iter().map(|name| format!("{{service: {name}}}")).collect();
-        let kubernetes = serde_yaml_free(&entries);
+        let kubernetes = entries_of(&entries);
         Workers { fixed: fixed.iter().map(|host| worker(host)).collect(), kubernetes, ..Workers::default() }
     }
 
-    fn serde_yaml_free(entries: &[String]) -> Vec<config::Kubernetes> {
+    fn entries_of(entries: &[String]) -> Vec<config::Kubernetes> {
         entries
             .iter()
             .map(|entry| {
@@ -154,7 +180,9 @@ mod tests {
         let mut roster = Roster::default();
         let before = workers(&["fixed"], &["a", "b"]);
         roster.configure(&before);
-        assert_eq!(hosts(&roster), ["fixed"]);
+        assert_eq!((hosts(&roster), roster.awaited()), (vec!["fixed".to_owned()], 2));
+        roster.failed(&Source::all(&before)[1]);
+        assert_eq!(roster.awaited(), 1);
         assert!(found(&mut roster, &before, 0, &["a1", "a2"]));
         assert!(found(&mut roster, &before, 1, &["b1"]));
         assert_eq!(hosts(&roster), ["fixed", "a1", "a2", "b1"]);

@@ -2,7 +2,6 @@
 //! neither, only their hashes.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -15,7 +14,7 @@ use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Decision, Policy};
 use crate::core::price::Terms;
 use crate::core::prompt::{Endpoint, Opaque};
-use crate::fleet::Snapshot;
+use crate::fleet::Names;
 
 /// Workers that an explanation of the past names: those that were nearest to being picked.
 const NEAREST: usize = 16;
@@ -29,12 +28,12 @@ pub struct Decided {
     blocks: usize,
     prefix: Option<BlockHash>,
     decision: Decision,
-    /// Who the workers were.
-    fleet: Arc<Snapshot>,
+    /// Who the workers were; the workers themselves may have gone.
+    names: Names,
 }
 
 impl Decided {
-    pub fn new(asked: &Asked, mode: Mode, decision: Decision, fleet: Arc<Snapshot>) -> Decided {
+    pub fn new(asked: &Asked, mode: Mode, decision: Decision, names: Names) -> Decided {
         let hashes = &asked.ask.chain.hashes;
         Decided {
             at: SystemTime::now(),
@@ -44,14 +43,13 @@ impl Decided {
             blocks: hashes.len(),
             prefix: hashes.last().copied(),
             decision,
-            fleet,
+            names,
         }
     }
 
     /// In words and numbers; of the workers, the `most` nearest to being picked.
     pub fn explain(&self, most: usize) -> Explanation {
-        let name =
-            |worker| self.fleet.worker(worker).map(|worker| worker.url.to_string()).unwrap_or_default();
+        let name = |worker| self.names.of(worker).map(ToString::to_string).unwrap_or_default();
         let Decision { worker, reason, predicted_cached_tokens, candidates, runner_up } = &self.decision;
         let priced = self.mode == Mode::Kv;
         let next = runner_up.and_then(|at| candidates.get(at)).map(|candidate| candidate.worker);
@@ -205,8 +203,7 @@ impl Proxy {
             let planned =
                 self.planner.explain(&asked.ask, eligible, policy, self.clock.now(), rand::random());
             let decision = planned.ok_or(Unexplained::NoWorker)?;
-            let fleet = Arc::clone(&fleet);
-            return Ok(Decided::new(&asked, mode, decision, fleet).explain(usize::MAX));
+            return Ok(Decided::new(&asked, mode, decision, fleet.names()).explain(usize::MAX));
         }
         Err(unread)
     }

@@ -233,7 +233,7 @@ impl Proxy {
         if tried.is_empty() {
             self.prefixes.saw(&asked.ask.chain);
         }
-        let decided = || Decided::new(asked, mode, decision, Arc::clone(&fleet));
+        let decided = || Decided::new(asked, mode, decision, fleet.names());
         self.decisions.keep(config.explain.keep, decided);
         worker.metrics.requests.inc();
         worker.metrics.in_flight.inc();

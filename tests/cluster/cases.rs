@@ -262,3 +262,23 @@ async fn several_services_are_one_fleet() {
     assert!(!router.admin("/metrics").await.contains(&source));
     assert_eq!(ask(&router, &Duration::from_secs(1).as_secs().to_string()).await, 200);
 }
+
+#[tokio::test]
+async fn of_pods_that_are_as_good_one_of_the_routers_own_zone_is_taken() {
+    let (cluster, base) = (Cluster::start("zones").await, Cluster::network());
+    let engines = [cluster.engine(base + 1).await, cluster.engine(base + 2).await];
+    cluster.put("slice", &[pod(base + 1), pod(base + 2)]).await;
+    for zone in ["zone-1", "zone-0"] {
+        engines.iter().for_each(FakeEngine::forget_seen);
+        let mut config = cluster.config();
+        config.workers.zone = Some(zone.to_owned());
+        let router = TestRouter::start_unready(config, None).await;
+        for host in 1..=2 {
+            is_in_state(&router, cluster.place(base + host), "up").await;
+        }
+        assert_eq!(ask(&router, "where am I").await, 200);
+        let at = usize::from(zone == "zone-0");
+        assert_eq!((engines[at].seen().len(), engines[1 - at].seen().len()), (1, 0), "{zone}");
+        assert!(router.admin("/fleet").await.contains(&format!(r#""zone": "{zone}""#)));
+    }
+}

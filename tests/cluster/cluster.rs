@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
@@ -133,11 +133,26 @@ impl Cluster {
         }
     }
 
+    /// Where a file of the test may lie.
+    pub fn file(&self, name: &str) -> PathBuf {
+        match &self.server {
+            Server::Fake { files, .. } => files.path().join(name),
+            Server::Real(real) => real.folder().join(name),
+        }
+    }
+
     /// The fake, for what a real one cannot be made to do.
     pub fn fake(&self) -> Option<&Fake> {
         match &self.server {
             Server::Fake { fake, .. } => Some(fake),
             Server::Real(_) => None,
+        }
+    }
+
+    pub fn real(&self) -> Option<&Real> {
+        match &self.server {
+            Server::Fake { .. } => None,
+            Server::Real(real) => Some(real),
         }
     }
 

@@ -5,7 +5,9 @@
 mod cases;
 mod churn;
 mod cluster;
+mod deploy;
 mod fake;
+mod footprint;
 mod link;
 mod real;
 mod roll;

@@ -163,9 +163,82 @@ impl Real {
         .await;
     }
 
-    /// By `kubectl`, as whoever installs it would.
+    /// Puts what is in `deploy/` into the namespace, with these of its components.
+    pub fn apply_with(&self, components: &[&str]) {
+        // Kustomize takes no absolute paths.
+        let overlay = self.folder().join(format!("overlay-{}-{}", self.namespace, components.join("-")));
+        fs::create_dir(&overlay).expect("room on the disk");
+        let up = "../".repeat(overlay.components().count() - 1);
+        let deploy = format!("{up}{}/deploy", env!("CARGO_MANIFEST_DIR").trim_start_matches('/'));
+        let components: Vec<String> = components.iter().map(|name| format!("{deploy}/{name}")).collect();
+        let text =
+            format!("namespace: {}\nresources: [{deploy}]\ncomponents: {components:?}\n", self.namespace);
+        fs::write(overlay.join("kustomization.yaml"), text).expect("room on the disk");
+        let overlay = overlay.display().to_string();
+        self.kubectl(&[
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--validate=strict",
+            "--kustomize",
+            &overlay,
+        ]);
+    }
+
+    /// Where files of the run may lie.
+    pub fn folder(&self) -> &Path {
+        self.servers.folder.path()
+    }
+
+    /// What the chart makes with these values.
+    pub fn helm_template(&self, values: &[&str]) -> String {
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/helm/warmroute");
+        let mut command = Command::new(program("helm"));
+        command.args([
+            "template",
+            "warmroute",
+            chart,
+            "--kube-version",
+            "1.36.0",
+            "--namespace",
+            &self.namespace,
+        ]);
+        for value in values {
+            command.args(["--set", value]);
+        }
+        let output = command.env("HOME", self.folder()).output().expect("helm is there");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// By `kubectl` in this namespace, as whoever installs it would.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
-        let output = Command::new(program("kubectl"))
+        let output = self.run_kubectl(&[arguments, &["--namespace", &self.namespace]].concat());
+        assert!(
+            output.status.success(),
+            "kubectl {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Wherever the objects say that they belong.
+    pub fn kubectl_anywhere(&self, arguments: &[&str]) {
+        let output = self.run_kubectl(arguments);
+        assert!(
+            output.status.success(),
+            "kubectl {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    /// What it prints, whether it succeeds or not.
+    pub fn kubectl_says(&self, arguments: &[&str]) -> String {
+        String::from_utf8_lossy(&self.run_kubectl(arguments).stdout).into_owned()
+    }
+
+    fn run_kubectl(&self, arguments: &[&str]) -> std::process::Output {
+        Command::new(program("kubectl"))
             .args([
                 "--server",
                 &format!("https://{}", self.servers.address),
@@ -173,17 +246,12 @@ impl Real {
                 &self.ca.display().to_string(),
                 "--token",
                 ADMIN,
-                "--namespace",
-                &self.namespace,
             ])
             .args(arguments)
             .env("KUBECONFIG", "/dev/null")
             .env("HOME", self.servers.folder.path())
             .output()
-            .expect("kubectl is there");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "kubectl {arguments:?}: {said}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+            .expect("kubectl is there")
     }
 
     async fn make_namespace(&self) {
@@ -192,14 +260,7 @@ impl Real {
             .create(&PostParams::default(), &serde_json::from_value(namespace).expect("a namespace"))
             .await
             .expect("the namespace is new");
-        // Kustomize takes no absolute paths.
-        let overlay = self.servers.folder.path().join(format!("overlay-{}", self.namespace));
-        fs::create_dir(&overlay).expect("room on the disk");
-        let up = "../".repeat(overlay.components().count() - 1);
-        let deploy = format!("{up}{}/deploy", env!("CARGO_MANIFEST_DIR").trim_start_matches('/'));
-        let text = format!("namespace: {}\nresources: [{deploy}]\n", self.namespace);
-        fs::write(overlay.join("kustomization.yaml"), text).expect("room on the disk");
-        self.kubectl(&["apply", "--server-side", "--kustomize", &overlay.display().to_string()]);
+        self.apply_with(&[]);
         let token = self.kubectl(&["create", "token", "warmroute"]);
         fs::write(&self.token_file, token.trim()).expect("room on the disk");
     }

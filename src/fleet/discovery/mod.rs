@@ -106,6 +106,7 @@ impl Ear {
     fn failed(&mut self, failure: &Failure) {
         self.metrics.failed(failure.trouble);
         self.metrics.synced.set(0);
+        self.fleet.told_nothing(&self.source);
         if self.said.as_deref() != Some(&failure.why) {
             let (reason, workers) = (failure.trouble.as_str(), self.workers);
             tracing::warn!(source = %self.source, reason, workers, "goes on with the last known workers: {}", failure.why);
