@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use opentelemetry_otlp::ExporterBuildError;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Notify;
@@ -21,7 +22,9 @@ use crate::fleet::{Fleet, discovery, listing, probe, scrape, stream};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::access::AccessLog;
+use crate::proxy::note::Records;
 use crate::proxy::tls::{Acceptor, Followed};
+use crate::proxy::traces::{Sending, Traces};
 use crate::proxy::{self, Proxy};
 use crate::{admin, lifecycle};
 
@@ -29,6 +32,8 @@ use crate::{admin, lifecycle};
 const BACKLOG: u32 = 4096;
 /// How often timers of the fleet are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How long the last spans of traces have to be sent.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 /// How long connections that were cut have to close.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
@@ -43,6 +48,8 @@ pub enum StartError {
     Kubernetes(String),
     #[error("log.access.to: cannot be opened: {0}")]
     Access(io::Error),
+    #[error("log.traces.to: {0}")]
+    Traces(#[from] ExporterBuildError),
 }
 
 /// How the proxy ended.
@@ -62,6 +69,7 @@ pub struct Bound {
     authorities: stream::Followed,
     /// Writes the access log's last lines when it is dropped.
     access: Option<WorkerGuard>,
+    spans: Option<Sending>,
     proxy: Arc<Proxy>,
 }
 
@@ -76,6 +84,8 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
         discovery::kubernetes::check(&config.workers).map_err(StartError::Kubernetes)?;
     }
     let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
+    let (traces, spans) = Traces::open(&config.log.traces)?;
+    let records = Records { access, traces };
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -88,8 +98,8 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     let fleet = Fleet::new(config.health.clone(), planner.clone(), metrics.clone(), secure, clock);
     fleet.set_scrape_settings(config.scrape.clone());
     fleet.configure(&config.workers);
-    let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), access);
-    Ok(Bound { clients, operator, tls, authorities, access: last_lines, proxy })
+    let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), records);
+    Ok(Bound { clients, operator, tls, authorities, access: last_lines, spans, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -125,7 +135,7 @@ impl Bound {
 
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, tls, authorities, access: _last_lines, proxy } = self;
+        let Bound { clients, operator, tls, authorities, access: _last_lines, spans, proxy } = self;
         let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
@@ -153,7 +163,13 @@ impl Bound {
         if let Some(following) = following {
             tasks.spawn(following);
         }
-        leave(&proxy, &stop).await
+        let spans = spans.map(|spans| tokio::spawn(spans.run()));
+        let ended = leave(&proxy, &stop).await;
+        proxy.records.traces.finish();
+        if let Some(spans) = spans {
+            let _ = timeout(LAST_SPANS, spans).await;
+        }
+        ended
     }
 }
 
@@ -166,8 +182,13 @@ async fn tick(proxy: Arc<Proxy>) {
         proxy.fleet.tick(pool_idle);
         proxy.complaints.tell();
         proxy.sync_shadow();
-        let lost = &proxy.metrics.access_lost;
-        lost.inc_by(proxy.access.lost().saturating_sub(lost.get()));
+        let records = &proxy.records;
+        for (counter, lost) in [
+            (&proxy.metrics.access_lost, records.access.lost()),
+            (&proxy.metrics.traces_lost, records.traces.lost()),
+        ] {
+            counter.inc_by(lost.saturating_sub(counter.get()));
+        }
     }
 }
 

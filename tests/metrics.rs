@@ -44,6 +44,7 @@ const STABLE: &[&str] = &[
     "warmroute_shadow_prompt_tokens_total{mode,policy}",
     "warmroute_time_per_output_token_seconds{model,predicted,mode}",
     "warmroute_time_to_first_token_seconds{model,predicted,mode}",
+    "warmroute_traces_lost_total{}",
     "warmroute_worker_basis{worker,basis,reason}",
     "warmroute_worker_beliefs_forgotten_total{worker,reason}",
     "warmroute_worker_believed_blocks{worker}",

@@ -7,6 +7,7 @@ pub mod raw;
 pub mod scalar;
 pub mod sections;
 pub mod tls;
+pub mod traces;
 pub mod trial;
 pub mod watch;
 pub mod worker;
@@ -26,6 +27,7 @@ pub use sections::{
     Timeouts,
 };
 pub use tls::{Tls, WorkerTls};
+pub use traces::Traces;
 pub use trial::{Explain, Shadow, Split, SplitBy};
 pub use worker::Origin;
 

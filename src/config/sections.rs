@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Draw, scalar};
+use super::{Draw, Traces, scalar};
 use crate::core::blocks::DEFAULT_BLOCK_BYTES;
 use crate::core::planner;
 use crate::core::price::PriceSettings;
@@ -372,6 +372,7 @@ pub struct Log {
     pub level: String,
     pub format: LogFormat,
     pub access: AccessLog,
+    pub traces: Traces,
 }
 
 /// One JSON line for each request.
@@ -446,6 +447,11 @@ pub enum LogFormat {
 
 impl Default for Log {
     fn default() -> Self {
-        Log { level: "info".to_owned(), format: LogFormat::Text, access: AccessLog::default() }
+        Log {
+            level: "info".to_owned(),
+            format: LogFormat::Text,
+            access: AccessLog::default(),
+            traces: Traces::default(),
+        }
     }
 }

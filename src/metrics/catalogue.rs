@@ -205,6 +205,8 @@ families! {
             "Reloads of the config file.";
         ACCESS_LOST = Counter, Count, "warmroute_access_log_lost_total", [],
             "Lines of the access log that were lost.";
+        TRACES_LOST = Counter, Count, "warmroute_traces_lost_total", [],
+            "Spans that the collector did not take in time.";
     }
 }
 

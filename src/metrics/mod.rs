@@ -172,6 +172,8 @@ pub struct Metrics {
     pub reloads: Counters<Reload>,
     /// Lines of the access log that nobody took in time.
     pub access_lost: IntCounter,
+    /// Spans that nobody took in time.
+    pub traces_lost: IntCounter,
     pub models: Models,
     pub shadow: ShadowMetrics,
     pub believed_blocks: IntGauge,
@@ -203,6 +205,7 @@ impl Metrics {
             retries_denied: c::RETRIES_DENIED.counter(r),
             reloads: Counters::register(r, &c::RELOADS),
             access_lost: c::ACCESS_LOST.counter(r),
+            traces_lost: c::TRACES_LOST.counter(r),
             models: Models::register(r),
             shadow: ShadowMetrics::register(r),
             believed_blocks: c::BELIEVED_BLOCKS.gauge(r),

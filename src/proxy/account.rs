@@ -8,16 +8,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
-use super::access::Note;
 use super::error::ProxyError;
 use super::forward::Inbound;
+use super::note::Note;
 use super::relay::{Cut, ResponseBody};
 use super::route::Route;
 use super::{Busy, Client, Proxy};
@@ -37,10 +37,10 @@ pub struct Account {
 }
 
 impl Account {
-    fn open(proxy: Arc<Proxy>, route: Route) -> Account {
+    fn open(proxy: Arc<Proxy>, route: Route, headers: &HeaderMap) -> Account {
         proxy.metrics.in_flight.inc();
         let mode = proxy.config.load().mode;
-        let note = proxy.access.begin(route.label(), mode);
+        let note = proxy.records.begin(route.label(), mode, headers);
         Account { route, mode, outcome: Outcome::ClientGone, worked: Duration::ZERO, note, proxy }
     }
 }
@@ -49,7 +49,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         self.proxy.metrics.in_flight.dec();
         self.proxy.metrics.requests.inc(self.route.label(), self.outcome, self.mode);
-        self.proxy.access.end(&self.note, self.outcome);
+        self.proxy.records.end(&self.note, self.outcome);
     }
 }
 
@@ -158,7 +158,7 @@ where
 
     fn call(&mut self, (request, client): (Request<Incoming>, Arc<Client>)) -> Self::Future {
         let route = Route::of(request.method(), request.uri().path());
-        let account = Account::open(self.proxy.clone(), route);
+        let account = Account::open(self.proxy.clone(), route, request.headers());
         let inbound = Inbound { request, client, route, note: account.note.clone(), arrived: Instant::now() };
         AccountFuture { inner: self.inner.call(inbound), account: Some(account) }
     }

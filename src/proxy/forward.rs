@@ -7,13 +7,13 @@ use http::{HeaderValue, Request, Response, StatusCode, header, response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::access::Note;
 use super::ask_usage::ask_for_usage;
 use super::body::{self, Caps, Held};
 use super::error::ProxyError;
 use super::failover::{self, Answered};
 use super::headers::{self, UpstreamHead};
 use super::hide_usage::WithoutUsage;
+use super::note::Note;
 use super::patience::Limits;
 use super::place::{Asked, Placed};
 use super::relay::{Dialect, Relay, ResponseBody};
@@ -54,6 +54,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
     let mut head = UpstreamHead::of(head, client.peer, client.proto, rand::random())?;
+    note.pass_on(&mut head.headers);
     let mut held = Held::none(&proxy.metrics.body_bytes);
     let caps =
         Caps { each: config.limits.body, all: config.limits.bodies, idle: config.timeouts.client_body };

@@ -12,7 +12,7 @@
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
-//! [`decisions`] and [`prefixes`] are what the operator can look at. [`account`] closes with the request's line in the [`access`] log, if there is one. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
+//! [`decisions`] and [`prefixes`] are what the operator can look at. [`account`] closes with the request's [`note`]: its line in the [`access`] log, its span in [`traces`], where there are such. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
 //! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`],
 //! and [`complaints`] keeps the log short where it goes wrong for many.
 
@@ -30,6 +30,7 @@ pub mod failover;
 pub mod forward;
 pub mod headers;
 pub mod hide_usage;
+pub mod note;
 pub mod patience;
 pub mod place;
 pub mod prefixes;
@@ -40,6 +41,7 @@ pub mod socket;
 pub mod sse;
 pub mod stack;
 pub mod tls;
+pub mod traces;
 pub mod tunnel;
 pub mod upstream;
 pub mod usage;
@@ -63,9 +65,9 @@ use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
 use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
-use access::AccessLog;
 use complaints::Complaints;
 use decisions::Decisions;
+use note::Records;
 use prefixes::Prefixes;
 use tunnel::Tunnelled;
 
@@ -83,7 +85,7 @@ pub struct Proxy {
     pub clock: Clock,
     pub drain: Drain,
     pub complaints: Complaints,
-    pub access: AccessLog,
+    pub records: Records,
     pub decisions: Decisions,
     pub(super) prefixes: Prefixes,
     shadow: Option<Shadow>,
@@ -115,7 +117,7 @@ impl Proxy {
         metrics: Arc<Metrics>,
         clock: Clock,
         drain: Drain,
-        access: AccessLog,
+        records: Records,
     ) -> Arc<Proxy> {
         metrics.set_mode(config.mode);
         let shadow = config.shadow.one_in.map(|sampling| Shadow::new(sampling, planner.settings()));
@@ -138,7 +140,7 @@ impl Proxy {
             hash_key,
             clock,
             drain,
-            access,
+            records,
         })
     }
 

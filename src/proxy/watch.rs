@@ -10,7 +10,7 @@ use http::{StatusCode, header, response};
 use tokio::time::Instant;
 
 use super::Proxy;
-use super::access::Note;
+use super::note::Note;
 use super::place::{Asked, Placed};
 use super::sse::Events;
 use super::usage::UsageReader;

@@ -1,0 +1,171 @@
+//! What is recorded of one request from its arrival to its last byte. It ends as a line of the [`access`](super::access) log, as a span
+//! of a [trace](super::traces), or as neither: then nothing is recorded.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
+use serde::{Serialize, Serializer};
+use tokio::time::Instant;
+
+use super::access::AccessLog;
+use super::place::{Asked, Placed};
+use super::traces::{Span, Traces};
+use crate::config::Mode;
+use crate::core::booking::Finished;
+use crate::core::ids::BlockHash;
+use crate::metrics::{Label, Outcome, Route};
+
+/// What is kept of requests once they have ended.
+pub struct Records {
+    pub access: AccessLog,
+    pub traces: Traces,
+}
+
+impl Records {
+    /// Begins to note what becomes of a request, if anybody wants to know.
+    pub fn begin(&self, route: Route, mode: Mode, headers: &HeaderMap) -> Note {
+        let (logged, span) = (self.access.draws(), self.traces.begin(headers));
+        if !logged && span.is_none() {
+            return Note(None);
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let known = Known {
+            timestamp: (since.as_secs_f64() * 1e6).round() / 1e3,
+            route: route.as_str(),
+            mode: mode.as_str(),
+            ..Known::default()
+        };
+        let keeps_blocks = logged && self.access.keeps_blocks();
+        Note(Some(Arc::new(Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span }))))
+    }
+
+    /// The request has ended.
+    pub fn end(&self, note: &Note, outcome: Outcome) {
+        note.with(|line| {
+            line.known.outcome = outcome.as_str();
+            line.known.duration_ms = millis(line.arrived);
+            if let Some(span) = line.span.take() {
+                self.traces.end(span, &line.known, outcome);
+            }
+            if line.logged {
+                self.access.write(&line.known);
+            }
+        });
+    }
+}
+
+/// What is known of a request while it is under way; cheap to clone.
+#[derive(Clone)]
+pub struct Note(Option<Arc<Mutex<Line>>>);
+
+impl Note {
+    fn with(&self, fill: impl FnOnce(&mut Line)) {
+        if let Some(line) = &self.0 {
+            fill(&mut line.lock());
+        }
+    }
+
+    /// Has the worker's own spans follow the one of the request, if it has one.
+    pub fn pass_on(&self, headers: &mut HeaderMap) {
+        self.with(|line| {
+            if let Some(span) = &line.span {
+                span.write(headers);
+            }
+        });
+    }
+
+    /// What was read of its body.
+    pub fn asked(&self, asked: &Asked) {
+        self.with(|line| {
+            line.known.model.clone_from(&asked.model);
+            line.known.prompt_tokens = asked.ask.prompt_tokens.round() as u64;
+            if line.keeps_blocks {
+                line.known.block_tokens = Some((asked.ask.block_tokens * 100.0).round() / 100.0);
+                line.known.blocks = Some(asked.ask.chain.hashes.iter().copied().map(Hex).collect());
+            }
+        });
+    }
+
+    /// Who has answered it, with which head.
+    pub fn answered(&self, placed: &Placed, status: StatusCode, request_id: Option<&str>) {
+        self.with(|line| {
+            line.known.worker = placed.worker.authority.to_str().ok().map(str::to_owned);
+            line.known.mode = placed.mode.as_str();
+            line.known.reason = Some(placed.reason.as_str());
+            line.known.predicted_cached_tokens = Some(placed.predicted_cached_tokens.max(0.0).round() as u64);
+            line.known.status = Some(status.as_u16());
+            line.known.request_id = request_id.map(str::to_owned);
+        });
+    }
+
+    pub fn first_token(&self) {
+        self.with(|line| line.known.ttft_ms = Some(millis(line.arrived)));
+    }
+
+    /// What the worker says of it.
+    pub fn finished(&self, finished: Finished) {
+        self.with(|line| {
+            line.known.prompt_tokens = finished.prompt_tokens.map_or(line.known.prompt_tokens, u64::from);
+            line.known.cached_tokens = finished.cached_tokens;
+            line.known.output_tokens = finished.output_tokens;
+        });
+    }
+}
+
+fn millis(since: Instant) -> f64 {
+    (since.elapsed().as_secs_f64() * 1e6).round() / 1e3
+}
+
+struct Hex(BlockHash);
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{:016x}", self.0.0))
+    }
+}
+
+/// A line in the making.
+struct Line {
+    known: Known,
+    arrived: Instant,
+    keeps_blocks: bool,
+    logged: bool,
+    span: Option<Span>,
+}
+
+/// What a line and a span tell. `tokens` and `ms` say the units; what is not known is left out.
+#[derive(Default, Serialize)]
+pub(super) struct Known {
+    /// When it arrived: milliseconds since 1970.
+    pub(super) timestamp: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) request_id: Option<String>,
+    pub(super) route: &'static str,
+    pub(super) model: String,
+    pub(super) mode: &'static str,
+    pub(super) outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) worker: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<&'static str>,
+    /// An estimate until the worker has told.
+    pub(super) prompt_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) predicted_cached_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cached_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) output_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ttft_ms: Option<f64>,
+    pub(super) duration_ms: f64,
+    /// Tokens of the first block: later ones are wider, as [`Widths::GROWING`](crate::core::blocks::Widths) says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) block_tokens: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blocks: Option<Vec<Hex>>,
+}
