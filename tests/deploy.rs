@@ -58,7 +58,7 @@ fn unknown(path: &str, written: &Value, known: &Value, found: &mut Vec<String>) 
 #[test]
 fn every_field_is_one_that_kubernetes_knows() {
     let mut seen = 0;
-    for file in ["warmroute.yaml", "autoscaling/autoscaling.yaml", "examples/vllm.yaml"] {
+    for file in ["warmroute.yaml", "autoscaling/autoscaling.yaml", "vllm.yaml"] {
         for document in documents(file) {
             let kind = document["kind"].as_str().expect("a kind");
             let known = match (document["apiVersion"].as_str().expect("a version"), kind) {
@@ -131,7 +131,7 @@ fn the_example_is_the_service_that_the_config_follows() {
     let config = of_kind("ConfigMap")["data"]["warmroute.yaml"].as_str().expect("the config").to_owned();
     let config = Config::parse(&config, Path::new("warmroute.yaml")).expect("a config");
     let service =
-        documents("examples/vllm.yaml").into_iter().find(|d| d["kind"] == "Service").expect("a Service");
+        documents("vllm.yaml").into_iter().find(|d| d["kind"] == "Service").expect("a Service");
     let followed = &config.workers.kubernetes[0].of;
     assert_eq!(*followed, Slices::Service(service["metadata"]["name"].as_str().expect("a name").to_owned()));
 }

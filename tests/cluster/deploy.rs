@@ -24,7 +24,7 @@ async fn all_of_deploy_is_taken() {
         "--server-side",
         "--validate=strict",
         "-f",
-        &format!("{DEPLOY}/examples/vllm.yaml"),
+        &format!("{DEPLOY}/vllm.yaml"),
     ]);
     real.apply_with(&["autoscaling"]);
     let scaler = real.kubectl(&["get", "hpa", "warmroute", "-o", "jsonpath={.spec.maxReplicas}"]);
