@@ -130,8 +130,7 @@ fn the_config_is_taken_and_fits_the_deployment() {
 fn the_example_is_the_service_that_the_config_follows() {
     let config = of_kind("ConfigMap")["data"]["warmroute.yaml"].as_str().expect("the config").to_owned();
     let config = Config::parse(&config, Path::new("warmroute.yaml")).expect("a config");
-    let service =
-        documents("vllm.yaml").into_iter().find(|d| d["kind"] == "Service").expect("a Service");
+    let service = documents("vllm.yaml").into_iter().find(|d| d["kind"] == "Service").expect("a Service");
     let followed = &config.workers.kubernetes[0].of;
     assert_eq!(*followed, Slices::Service(service["metadata"]["name"].as_str().expect("a name").to_owned()));
 }

@@ -19,13 +19,7 @@ async fn all_of_deploy_is_taken() {
     let deployment: Value =
         serde_json::from_str(&real.kubectl(&["get", "deployment", "warmroute", "-o", "json"])).expect("JSON");
     assert_eq!(deployment["spec"]["replicas"], 1);
-    real.kubectl(&[
-        "apply",
-        "--server-side",
-        "--validate=strict",
-        "-f",
-        &format!("{DEPLOY}/vllm.yaml"),
-    ]);
+    real.kubectl(&["apply", "--server-side", "--validate=strict", "-f", &format!("{DEPLOY}/vllm.yaml")]);
     real.apply_with(&["autoscaling"]);
     let scaler = real.kubectl(&["get", "hpa", "warmroute", "-o", "jsonpath={.spec.maxReplicas}"]);
     assert_eq!(scaler, "6");
