@@ -1,6 +1,6 @@
 //! What one decision costs with a million blocks believed and every cache full, at several fleet sizes and prompt lengths:
-//! `decision` reads a body, hashes it, looks it up, prices, books; `end` is what the request costs after its answer; `threads` is
-//! both without reading and hashing, on one thread and on two.
+//! `decision` reads a body, hashes it, looks it up, prices, books; `end` is what the request costs after its answer; `shadow` what the
+//! shadow adds to both; `threads` is both without reading and hashing, on one thread and on two.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -13,6 +13,7 @@ use warmroute::core::booking::{Booking, Finished};
 use warmroute::core::ids::{Time, WorkerId};
 use warmroute::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
 use warmroute::core::prompt::{Endpoint, read};
+use warmroute::core::shadow::{Sampling, Shadow};
 
 const KEY: HashKey = HashKey([7; 32]);
 const BYTES_PER_TOKEN: u64 = 4;
@@ -142,6 +143,32 @@ fn decisions(c: &mut Criterion) {
     }
 }
 
+/// What the shadow adds to a request, from its placement to its end, once its models are full: in mode `kv` it plays `random`, and
+/// the other way round.
+fn shadow(c: &mut Criterion) {
+    let fleet = Warm::new(64, 1_000_000, 8_000);
+    let serial = AtomicU64::new(1 << 41);
+    for (mode, policy) in [("kv", Policy::Kv), ("random", Policy::Random)] {
+        let shadow = Shadow::new(Sampling::Auto, fleet.planner.settings());
+        shadow.sync(&fleet.planner, DEFAULT_BLOCK_BYTES as f64 / BYTES_PER_TOKEN as f64);
+        let follow = |(ask, serial): (Ask, u64)| {
+            let now = Time(serial as f64);
+            let Some(mut followed) = shadow.follow(&ask, &fleet.workers, policy, now, mix(serial)) else {
+                return;
+            };
+            followed.commit(now);
+            followed.finish(Some(64), now + 0.5);
+        };
+        let next = || {
+            let serial = serial.fetch_add(1, Ordering::Relaxed);
+            (ask(&fleet.body(true, serial)), serial)
+        };
+        (0..fleet.prefixes * 2).for_each(|_| follow(next()));
+        let id = format!("shadow/{mode}/64_workers/8000_tokens/one_in_{}", shadow.one_in().unwrap_or(0));
+        c.bench_function(&id, |b| b.iter_batched(next, follow, BatchSize::NumIterations(OPEN)));
+    }
+}
+
 fn threads(c: &mut Criterion) {
     const EACH: u64 = 2_000;
     let fleet = Warm::new(64, 1_000_000, 8_000);
@@ -178,6 +205,6 @@ fn threads(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = decisions, threads
+    targets = decisions, shadow, threads
 }
 criterion_main!(benches);

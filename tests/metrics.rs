@@ -226,7 +226,7 @@ async fn neither_clients_nor_workers_past_make_the_page_grow() {
     for n in 100..10_000 {
         if n % 1_000 == 0 {
             // Nobody listens on these ports of these addresses.
-            let passing = (0..50).map(|at| Worker {
+            let passing = (0..60).map(|at| Worker {
                 url: Origin::parse(&format!("http://127.1.{}.{}:9", n / 1_000, at + 1)).expect("an address"),
                 capacity_tokens: None,
                 prefill_speed: None,

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::core::blocks::Chain;
 use crate::core::booking::{Booking, Finished};
@@ -39,7 +40,7 @@ impl Sampling {
 }
 
 /// Blocks in the model of a full worker: enough for shares that are true to a point or so.
-const ENOUGH_BLOCKS: u64 = 512;
+const ENOUGH_BLOCKS: u64 = 128;
 /// Blocks of prompts that the cache without end goes back over.
 const IDEAL_BLOCKS: usize = 1 << 18;
 
@@ -203,17 +204,18 @@ impl Shadow {
         let ask = thinned(ask, self.one_in()?);
         let members = self.members.load();
         let known = |id: &WorkerId| members.get(id.index())?.as_ref().map(|member| member.id);
-        let eligible: Vec<WorkerId> = eligible.iter().filter_map(known).collect();
-        // A random draw needs no look at the others.
-        let (model, eligible) = match policy {
-            Policy::Random => (&self.models[Policy::Kv as usize], &eligible[..]),
+        let (model, eligible): (_, SmallVec<[WorkerId; 64]>) = match policy {
+            Policy::Random => {
+                (&self.models[Policy::Kv as usize], eligible.iter().filter_map(known).collect())
+            }
             Policy::Kv if eligible.is_empty() => return None,
+            // A random draw needs no look at the others.
             Policy::Kv => {
-                let drawn = (random % eligible.len() as u64) as usize;
-                (&self.models[Policy::Random as usize], &eligible[drawn..=drawn])
+                let drawn = eligible[(random % eligible.len() as u64) as usize];
+                (&self.models[Policy::Random as usize], SmallVec::from_slice(&[known(&drawn)?]))
             }
         };
-        let (decision, booking) = model.plan(&ask, eligible, Policy::Kv, now, random)?;
+        let (decision, booking) = model.plan(&ask, &eligible, Policy::Kv, now, random)?;
         let prompt = ask.prompt_tokens;
         Some(Followed {
             other: Share { prompt, cached: decision.predicted_cached_tokens },
