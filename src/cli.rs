@@ -167,10 +167,15 @@ fn tell_open_files(connections: usize) {
 
 /// Starts the log on standard error.
 fn start_log(log: &Log) {
-    use tracing_subscriber::filter::Targets;
+    use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::prelude::*;
 
     let filter: Targets = log.level.parse().unwrap_or_default();
+    // It logs each answer of the API server that it cannot read, whole; what matters of them is told by `fleet::discovery`.
+    let filter = match log.level.contains("kube_client") {
+        true => filter,
+        false => filter.with_target("kube_client", LevelFilter::OFF),
+    };
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     // Colours are for eyes only, and not for those of who says `NO_COLOR`.
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());

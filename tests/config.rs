@@ -51,6 +51,13 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ("health:\n  path: health\n", "c.yaml:3: health.path: ", "begins with a slash"),
         ("log:\n  level: loud=very\n", "c.yaml:3: log.level: ", "not a log level"),
         ("log:\n  level: 99\n", "c.yaml:3: log.level: ", "not a log level"),
+        ("log:\n  traces: {to: 'http://me:secret@c:4318'}\n", "c.yaml:3: log.traces.to: ", "without user"),
+        ("log:\n  traces: {to: 'http://c:99999'}\n", "c.yaml:3: log.traces.to: ", "65535"),
+        ("log:\n  traces: {to: 'https://c:4318'}\n", "c.yaml:3: log.traces.to: ", "TLS"),
+        ("shadow:\n  one_in: 3\n", "c.yaml:3: shadow.one_in: ", "a power of two"),
+        ("explain:\n  keep: 2000\n", "c.yaml:3: explain.keep: ", "from 0 to 1024"),
+        ("split:\n  share: 2\n", "c.yaml:3: split.share: ", "from 0 to 1"),
+        ("split:\n  root_blocks: 0\n", "c.yaml:3: split.root_blocks: ", "more than zero"),
         ("log:\n  level: verbose\n", "c.yaml:3: log.level: ", "not a log level"),
         ("listen: \"0.0.0.0:1\n", "c.yaml:", "unexpected end of stream"),
     ] {

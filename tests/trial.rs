@@ -85,13 +85,14 @@ async fn the_shadow_says_in_each_mode_what_the_other_one_truly_finds() {
         ideal.push(share(&router, name, "ideal").await);
         let predicted = share(&router, name, name).await;
         // Whole blocks are counted, so a prompt of two thousand tokens is predicted some points low.
-        assert!((predicted - truth[name]).abs() < 0.05, "{name}: {predicted} for {}", truth[name]);
+        assert!((predicted - truth[name]).abs() < 0.06, "{name}: {predicted} for {}", truth[name]);
     }
     assert!(truth["kv"] > truth["random"] + 0.2, "{truth:?}");
-    for mode in ["kv", "random"] {
-        assert!((said[mode] - truth[mode]).abs() < 0.05, "{mode}: {said:?} for {truth:?}");
+    // Four hundred draws, twice: one standard deviation of the difference is some three points.
+    for (mode, near) in [("kv", 0.05), ("random", 0.15)] {
+        assert!((said[mode] - truth[mode]).abs() < near, "{mode}: {said:?} for {truth:?}");
     }
-    assert!(ideal.iter().all(|ideal| *ideal > truth["kv"] - 0.05), "{ideal:?} {truth:?}");
+    assert!(ideal.iter().all(|ideal| *ideal > truth["kv"] - 0.06), "{ideal:?} {truth:?}");
 }
 
 #[tokio::test]
@@ -126,6 +127,11 @@ async fn arms(by: SplitBy) -> Vec<HashSet<(String, String)>> {
         let prefix = serial % arms.len();
         let answer = client.post("/v1/chat/completions", prompt(prefix, serial)).await;
         let said = decision(answer.head.get("x-warmroute-decision").expect("the header is on"));
+        let (_, told) = post(router.admin, "/explain", &prompt(prefix, serial)).await;
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        assert_eq!(told["mode"].as_str(), Some(&*said["mode"]), "it is explained by its arm");
+        let workers = if by == SplitBy::Workers { 2 } else { 4 };
+        assert_eq!(told["workers_in_all"], workers, "and by its arm's workers");
         arms[prefix].insert((said["mode"].clone(), said["worker"].clone()));
     }
     for mode in ["kv", "random"] {

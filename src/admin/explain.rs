@@ -26,18 +26,19 @@ fn asked<'q>(query: Option<&'q str>, key: &str) -> Option<&'q str> {
     pairs.filter_map(|pair| pair.split_once('=')).find(|(name, _)| *name == key).map(|(_, value)| value)
 }
 
-/// `?mode=` and `?path=` of a request to explain: by the mode in force, and as whatever the body looks like, if they are absent.
+/// `?mode=` and `?path=` of a request to explain: by the mode that it would go by, and as whatever the body looks like, if they are
+/// absent.
 struct How {
-    mode: Mode,
+    mode: Option<Mode>,
     endpoint: Option<Endpoint>,
 }
 
 impl How {
-    fn read(query: Option<&str>, in_force: Mode) -> Result<How, &'static str> {
+    fn read(query: Option<&str>) -> Result<How, &'static str> {
         let mode = match asked(query, "mode") {
-            None => in_force,
-            Some("kv") => Mode::Kv,
-            Some("random") => Mode::Random,
+            None => None,
+            Some("kv") => Some(Mode::Kv),
+            Some("random") => Some(Mode::Random),
             Some(_) => return Err("mode: unknown; kv or random\n"),
         };
         let endpoint = match asked(query, "path").map(|path| Route::of(&Method::POST, path)) {
@@ -54,7 +55,7 @@ impl How {
 /// The body is that of a request; answers where it would go now, and why.
 pub(super) async fn explain(proxy: Arc<Proxy>, request: Request<Incoming>) -> Page {
     let config = proxy.config.load_full();
-    let How { mode, endpoint } = match How::read(request.uri().query(), config.mode) {
+    let How { mode, endpoint } = match How::read(request.uri().query()) {
         Ok(how) => how,
         Err(why) => return text(StatusCode::BAD_REQUEST, why),
     };

@@ -1,9 +1,8 @@
 //! `log.traces`: where spans of requests go.
 
-use http::Uri;
 use serde::{Deserialize, Serialize};
 
-use super::scalar;
+use super::{Origin, scalar};
 
 /// OpenTelemetry traces over OTLP.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -24,17 +23,11 @@ impl Default for Traces {
 }
 
 fn checked(text: &str) -> Result<String, String> {
-    let refused = |why| format!("`{text}` {why}; write it as in http://collector:4318, or off");
-    let uri: Uri = text.parse().map_err(|_| refused("is not an address"))?;
-    match (uri.scheme_str(), uri.host()) {
-        (Some("http"), Some(host)) if !host.is_empty() => {}
-        (Some("https"), _) => return Err(refused("asks for TLS, which spans are not sent in")),
-        _ => return Err(refused("has no http:// or no host")),
+    let origin = Origin::parse(text)?;
+    if !origin.to_string().starts_with("http://") {
+        return Err(format!("`{text}` asks for TLS, which spans are not sent in; write http://"));
     }
-    if uri.query().is_some() || !matches!(uri.path(), "" | "/") {
-        return Err(refused("has a path"));
-    }
-    Ok(text.trim_end_matches('/').to_owned())
+    Ok(origin.to_string())
 }
 
 mod collector {

@@ -40,7 +40,7 @@ impl Sampling {
 }
 
 /// Blocks in the model of a full worker: enough for shares that are true to a point or so.
-const ENOUGH_BLOCKS: u64 = 128;
+const ENOUGH_BLOCKS: u64 = 512;
 /// Blocks of prompts that the cache without end goes back over.
 const IDEAL_BLOCKS: usize = 1 << 18;
 

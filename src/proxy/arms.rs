@@ -10,16 +10,14 @@ use crate::fleet::Snapshot;
 /// Sets the draw of arms apart from all else that is drawn from the same hash.
 const SALT: u64 = 0x0061_726d_5f61_726d;
 
-/// The mode of a request: the one in force, or for a share of the prompts' roots the other one. `draw` decides for a prompt without
-/// a full block.
-pub fn mode_of(config: &Config, ask: &Ask, draw: u64) -> Mode {
+/// The mode of a request: the one in force, or for a share of the prompts' roots the other one. A prompt that is shorter than a root
+/// has none.
+pub fn mode_of(config: &Config, ask: &Ask) -> Mode {
     let Split { share, root_blocks, .. } = config.split;
-    if share <= 0.0 {
+    let Some(root) = ask.chain.hashes.get(root_blocks - 1).filter(|_| share > 0.0) else {
         return config.mode;
-    }
-    let hashes = &ask.chain.hashes;
-    let root = hashes.get(root_blocks - 1).or(hashes.last()).map_or(draw, |hash| hash.0);
-    let place = mix(root ^ SALT) as f64 / 2f64.powi(64);
+    };
+    let place = mix(root.0 ^ SALT) as f64 / 2f64.powi(64);
     if place < share { config.mode.other() } else { config.mode }
 }
 
@@ -69,9 +67,8 @@ mod tests {
     #[test]
     fn a_share_of_the_roots_goes_by_the_other_mode() {
         let config = config(0.25, 1);
-        let others = (0..4_000u64)
-            .filter(|root| mode_of(&config, &ask(&[*root, root + 1]), 0) == Mode::Random)
-            .count();
+        let others =
+            (0..4_000u64).filter(|root| mode_of(&config, &ask(&[*root, root + 1])) == Mode::Random).count();
         assert!((800..1_200).contains(&others), "{others}");
     }
 
@@ -79,18 +76,17 @@ mod tests {
     fn what_has_one_root_goes_one_way() {
         let config = config(0.5, 2);
         for root in 0..100u64 {
-            let mode = mode_of(&config, &ask(&[1, root, 3]), 0);
-            assert_eq!(mode_of(&config, &ask(&[1, root, 4, 5]), 9), mode);
-            assert_eq!(mode_of(&config, &ask(&[1, root]), 9), mode);
+            let mode = mode_of(&config, &ask(&[1, root, 3]));
+            assert_eq!(mode_of(&config, &ask(&[1, root, 4, 5])), mode);
+            assert_eq!(mode_of(&config, &ask(&[1, root])), mode);
+            assert_eq!(mode_of(&config, &ask(&[root])), Mode::Kv, "it has no root yet");
         }
-        let short = (0..100u64).filter(|draw| mode_of(&config, &ask(&[]), *draw) == Mode::Kv).count();
-        assert!((20..80).contains(&short), "without a root it is drawn: {short}");
     }
 
     #[test]
     fn none_and_all_are_exact() {
         for (share, mode) in [(0.0, Mode::Kv), (1.0, Mode::Random)] {
-            assert!((0..1_000u64).all(|root| mode_of(&config(share, 1), &ask(&[root]), 0) == mode));
+            assert!((0..1_000u64).all(|root| mode_of(&config(share, 1), &ask(&[root])) == mode));
         }
     }
 }

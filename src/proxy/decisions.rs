@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use smallvec::SmallVec;
 
-use super::Proxy;
 use super::place::Asked;
+use super::{Proxy, arms};
 use crate::config::Mode;
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Decision, Policy};
@@ -176,7 +177,7 @@ pub enum Unexplained {
 }
 
 impl Proxy {
-    /// Where a request with this body would go now by `mode`, and why; it goes nowhere.
+    /// Where a request with this body would go now, and why; it goes nowhere. By `mode`, or else by that of its arm.
     ///
     /// # Errors
     /// If there is no prompt to be read, or no worker.
@@ -184,7 +185,7 @@ impl Proxy {
         &self,
         endpoint: Option<Endpoint>,
         body: &[u8],
-        mode: Mode,
+        mode: Option<Mode>,
     ) -> Result<Explanation, Unexplained> {
         let of_any_shape = [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses, Endpoint::Messages];
         let endpoints = endpoint.as_ref().map_or(&of_any_shape[..], std::slice::from_ref);
@@ -198,10 +199,12 @@ impl Proxy {
                 }
             };
             let fleet = self.fleet.snapshot();
-            let eligible = &fleet.serving(&asked.model).0.eligible;
-            let policy = Policy::from(mode);
-            let planned =
-                self.planner.explain(&asked.ask, eligible, policy, self.clock.now(), rand::random());
+            let config = self.config.load();
+            let mode = mode.unwrap_or_else(|| arms::mode_of(&config, &asked.ask));
+            let mut eligible = SmallVec::from_slice(&fleet.serving(&asked.model).0.eligible);
+            arms::keep_own(&config, mode, &fleet, &mut eligible);
+            let (now, policy) = (self.clock.now(), Policy::from(mode));
+            let planned = self.planner.explain(&asked.ask, &eligible, policy, now, rand::random());
             let decision = planned.ok_or(Unexplained::NoWorker)?;
             return Ok(Decided::new(&asked, mode, decision, fleet.names()).explain(usize::MAX));
         }

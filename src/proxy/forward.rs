@@ -88,6 +88,8 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     if let Some(id) = upstream.head.request_id() {
         head.headers.entry(headers::REQUEST_ID).or_insert_with(|| id.clone());
     }
+    // A worker's own would be another proxy's, or a forgery.
+    head.headers.remove(headers::DECISION);
     if config.explain.header
         && let Ok(words) = HeaderValue::try_from(placed.in_words())
     {

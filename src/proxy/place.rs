@@ -34,8 +34,6 @@ pub struct Asked {
     pub prompt_bytes: u64,
     /// It came to an endpoint that generates from a prompt.
     pub generates: bool,
-    /// Decides what nothing else decides, and the same way at each attempt.
-    draw: u64,
     /// How long the reading took.
     pub reading: Duration,
     /// The part of it that was done apart from the task that serves the request.
@@ -160,7 +158,6 @@ impl Proxy {
             model,
             prompt_bytes: bytes,
             generates: false,
-            draw: rand::random(),
             reading: Duration::ZERO,
             apart: Duration::ZERO,
         }
@@ -191,7 +188,7 @@ impl Proxy {
         let fleet = self.fleet.snapshot();
         let config = self.config.load();
         let slot = Slot::take(&self.open, config.limits.in_flight).ok_or(ProxyError::Full)?;
-        let mode = arms::mode_of(&config, &asked.ask, asked.draw);
+        let mode = arms::mode_of(&config, &asked.ask);
         let pins = mode == Mode::Random && config.random.draw == Draw::Connection;
         let (serving, unlisted) = fleet.serving(&asked.model);
         if unlisted {

@@ -165,8 +165,8 @@ fn the_larger_the_caches_the_fewer_blocks() {
         shadow.one_in()
     };
     assert_eq!(one_in(Sampling::Auto, 100), Some(1));
-    assert_eq!(one_in(Sampling::Auto, 511), Some(1));
-    assert_eq!(one_in(Sampling::Auto, 8_192), Some(64));
+    assert_eq!(one_in(Sampling::Auto, 2_047), Some(1));
+    assert_eq!(one_in(Sampling::Auto, 8_192), Some(16));
     assert_eq!(one_in(Sampling::Auto, 1_900_000), Some(512));
     assert_eq!(one_in(Sampling::OneIn(64), 100), Some(64));
     assert_eq!(Sampling::one_in(64), Some(Sampling::OneIn(64)));

@@ -25,6 +25,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 const LIST: Duration = Duration::from_secs(15);
 /// The API server is asked to end a watch when all is to be listed anew; if it does not within this time, nobody is there.
 const GRACE: Duration = Duration::from_secs(2);
+/// A watch that ends sooner did not work.
+const LIVED: Duration = Duration::from_secs(1);
+/// What is told of the API server's own words.
+const WORDS: usize = 200;
 /// Longest that a watch may be asked to last: the API server's own limit is five minutes.
 const LONGEST_WATCH: u64 = 290;
 
@@ -144,8 +148,13 @@ async fn list_and_watch(
     let params = WatchParams::default().labels(&selector).timeout(seconds);
     let watching = api.watch(&params, &version);
     let events = timeout(LIST, watching).await.map_err(late)?.map_err(|error| failure(&error))?;
-    ear.calm();
-    watch(ear, source, &mut slices, events, due).await
+    let began = Instant::now();
+    let ended = watch(ear, source, &mut slices, events, due).await;
+    // One that lived was a good one, whatever ended it; one that did not is no reason to ask again as soon as before.
+    if began.elapsed() >= LIVED {
+        ear.calm();
+    }
+    ended
 }
 
 async fn watch(
@@ -166,7 +175,7 @@ async fn watch(
         };
         let Some(event) = event else {
             // What it tells at once is no reason to ask again at once.
-            let soon = began.elapsed() < Duration::from_secs(1) && Instant::now() < due;
+            let soon = began.elapsed() < LIVED && Instant::now() < due;
             return if soon { Err(Failure::new(Trouble::Broken, "the watch ended at once")) } else { Ok(()) };
         };
         let mut changed = apply(slices, event)?;
@@ -231,7 +240,8 @@ fn failure(error: &kube::Error) -> Failure {
 
 fn refused(status: &kube::core::Status) -> Failure {
     let trouble = if status.code == 410 { Trouble::Expired } else { Trouble::Refused };
-    Failure::new(trouble, format!("the API server answers {}: {}", status.code, status.message))
+    let words: String = status.message.chars().take(WORDS).collect();
+    Failure::new(trouble, format!("the API server answers {}: {words}", status.code))
 }
 
 /// What matters of a slice, with its name. `None` for one of names, which nobody uses, or without its Service.
