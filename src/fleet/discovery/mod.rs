@@ -93,7 +93,9 @@ impl Ear {
         self.metrics.workers.set(i64::try_from(members.len()).unwrap_or(i64::MAX));
         self.fleet.found(&self.source, members);
         match fault {
-            Some(fault) => self.failed(&Failure::new(Trouble::Port, fault)),
+            Some(fault) => {
+                self.tell(&Failure::new(Trouble::Port, fault), "uses what it can of what the source lists");
+            }
             None => {
                 self.metrics.synced.set(1);
                 if self.said.take().is_some() {
@@ -104,12 +106,17 @@ impl Ear {
     }
 
     fn failed(&mut self, failure: &Failure) {
+        self.tell(failure, "goes on with the last known workers");
+    }
+
+    /// A fault, and what becomes of the workers with it.
+    fn tell(&mut self, failure: &Failure, then: &str) {
         self.metrics.failed(failure.trouble);
         self.metrics.synced.set(0);
         self.fleet.told_nothing(&self.source);
         if self.said.as_deref() != Some(&failure.why) {
             let (reason, workers) = (failure.trouble.as_str(), self.workers);
-            tracing::warn!(source = %self.source, reason, workers, "goes on with the last known workers: {}", failure.why);
+            tracing::warn!(source = %self.source, reason, workers, "{then}: {}", failure.why);
             self.said = Some(failure.why.clone());
         }
     }
