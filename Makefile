@@ -1,6 +1,6 @@
 # One command runs all that is checked before a change lands; .ci/run is the same list on a new machine.
 
-.PHONY: check fmt clippy test doc deploy-check kubernetes faults demo bench
+.PHONY: check fmt clippy test doc deploy-check kubernetes faults measure demo bench
 
 check: fmt clippy test doc deploy-check
 
@@ -29,6 +29,12 @@ SECONDS ?= 600
 faults:
 	WARMROUTE_FAULTS_SEED=$(SEED) WARMROUTE_FAULTS_SECONDS=$(SECONDS) \
 		cargo test --locked --test faults -- --ignored --nocapture faults_for_as_long_as_asked
+
+# What tests measure and assert no time of: start and memory before 50 workers, the largest metrics page under load.
+measure:
+	cargo build --release --locked
+	WARMROUTE_BIN=target/release/warmroute cargo test --release --locked --test cluster footprint -- --ignored --nocapture
+	cargo test --release --locked --test metrics cost_of -- --ignored --nocapture
 
 demo:
 	cargo run --release --locked -- demo
