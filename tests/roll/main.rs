@@ -4,6 +4,7 @@
 mod run;
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,13 +20,32 @@ fn config(engines: &[FakeEngine]) -> Config {
     config
 }
 
+/// The requests that run on the worker at `address`, by the metrics page.
+fn in_flight(page: &str, address: SocketAddr) -> f64 {
+    let series = format!(r#"warmroute_worker_in_flight{{worker="{address}"}} "#);
+    let value = page.lines().find_map(|line| line.strip_prefix(&series));
+    value.map_or(0.0, |value| value.parse().expect("a number"))
+}
+
+/// Of the workers of this life that are `left`, the busiest: which worker serves whom is the router's affair, and it may well leave one
+/// idle, but of the whole fleet some must be at work.
+async fn next(left: &mut Vec<usize>, engines: &[FakeEngine], router: &TestRouter) -> usize {
+    let page = router.admin("/metrics").await;
+    let load = |at: usize| in_flight(&page, engines[at].address());
+    let busiest = (0..left.len()).max_by(|&a, &b| load(left[a]).total_cmp(&load(left[b])));
+    left.swap_remove(busiest.expect("one is left"))
+}
+
 /// Replaces each worker: every other one comes back at its address, as a StatefulSet's pod does behind its name; the others are
 /// taken off the list as they are told to end, and a new one is put on it, as a Deployment's pods are.
 async fn roll(run: &Run, engines: &mut [FakeEngine], lives: &mut [usize], router: &TestRouter) {
-    for at in 0..WORKERS {
-        let address = engines[at].address();
-        let busy = format!(r#"warmroute_worker_in_flight{{worker="{address}"}}"#);
-        until("a request to run there", async || router.metric(&busy).await > 0.0).await;
+    let mut left: Vec<usize> = (0..WORKERS).collect();
+    until("the fleet to be at work", async || {
+        router.metric("warmroute_requests_in_flight").await >= WORKERS as f64
+    })
+    .await;
+    while !left.is_empty() {
+        let at = next(&mut left, engines, router).await;
         run.ended.lock().insert(lives[at]);
         if at % 2 == 0 {
             engines[at].terminate().await;
