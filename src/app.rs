@@ -34,7 +34,7 @@ const BACKLOG: u32 = 4096;
 const TICK: Duration = Duration::from_millis(100);
 /// How long the last spans of traces have to be sent.
 const LAST_SPANS: Duration = Duration::from_secs(2);
-/// How long connections that were cut have to close.
+/// How long connections that were cut have to close: they get their last words first.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// Why the proxy cannot start.

@@ -1,12 +1,13 @@
 //! The access log: a line for each request, nothing of prompts in it, and what `bench import` and `bench play` read of it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::Value;
-use warmroute::config::{LogTo, Mode, Origin, Worker};
+use warmroute::config::{Config, LogTo, Mode, Origin, Split, Worker};
 use warmroute::engine::http::{EngineConfig, Fleet, Running};
 use warmroute::experiment::workload::schema::{self, Reading, Schema};
-use warmroute::testing::{TestRouter, until};
+use warmroute::testing::{FakeEngine, Step, TestRouter, until};
 
 /// A file that is gone with the test.
 struct File(PathBuf);
@@ -151,4 +152,97 @@ async fn a_client_that_leaves_has_its_line_too() {
     let lines = file.lines(1).await;
     assert_eq!(lines[0]["outcome"], "client_gone");
     assert!(lines[0]["worker"].is_string());
+}
+
+/// A router with an access log before these workers.
+async fn before(file: &File, engines: &[&FakeEngine], change: impl FnOnce(&mut Config)) -> TestRouter {
+    let mut config = TestRouter::config(Mode::Kv, engines);
+    config.log.access.to = LogTo::File(file.0.clone());
+    change(&mut config);
+    TestRouter::start(config).await
+}
+
+/// Whatever ends a request before its answer begins: the line says where it was, why, and by which id.
+#[tokio::test]
+async fn a_request_that_ends_before_its_answer_has_a_whole_line() {
+    let file = File::new("early.jsonl");
+    let engine = FakeEngine::start().await;
+    let router = before(&file, &[&engine], |config| {
+        config.drain.announce = Duration::ZERO;
+        config.drain.deadline = Duration::ZERO;
+    })
+    .await;
+    let ask = |id: &str| {
+        let body = r#"{"model":"m","prompt":"x"}"#;
+        let length = body.len();
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-request-id: {id}\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+    };
+    // The worker breaks off.
+    engine.next(vec![Step::Reset]);
+    let mut client = router.client().await;
+    client.send(ask("one")).await;
+    assert_eq!(client.answer("POST").await.expect("an answer").status(), 502);
+    // The client leaves.
+    engine.next(vec![Step::AwaitClose]);
+    client.send(ask("two")).await;
+    engine.saw(2).await;
+    client.reset();
+    file.lines(2).await;
+    // The process ends.
+    engine.next(vec![Step::AwaitClose]);
+    let mut client = router.client().await;
+    client.send(ask("three")).await;
+    engine.saw(3).await;
+    router.stop.request();
+    assert_eq!(client.answer("POST").await.expect("an answer").status(), 503);
+    router.ended().await;
+    let lines = file.lines(3).await;
+    let told = lines.iter().map(|line| (&line["request_id"], &line["outcome"], &line["status"]));
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [
+            (&"one".into(), &"worker_failed".into(), &502.into()),
+            (&"two".into(), &"client_gone".into(), &Value::Null),
+            (&"three".into(), &"cut".into(), &503.into()),
+        ]
+    );
+    for line in &lines {
+        assert_eq!(line["worker"], engine.address().to_string(), "{line}");
+        assert_eq!((&line["reason"], &line["model"]), (&"only".into(), &"m".into()), "{line}");
+        assert!(line["predicted_cached_tokens"].is_u64(), "{line}");
+    }
+}
+
+/// What never came as far as a worker says so by naming none; the id is its client's, if it had one.
+#[tokio::test]
+async fn a_request_that_is_refused_has_its_status_and_its_id() {
+    let file = File::new("refused.jsonl");
+    let engine = FakeEngine::start().await;
+    let router = before(&file, &[&engine], |config| config.limits.body = 10).await;
+    let mut client = router.client().await;
+    client.send("POST /sleep HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(client.answer("POST").await.expect("an answer").status(), 403);
+    assert_eq!(client.post("/v1/completions", "x".repeat(11)).await.status(), 413);
+    let lines = file.lines(2).await;
+    assert_eq!((&lines[0]["status"], &lines[0]["request_id"]), (&403.into(), &"mine".into()));
+    assert_eq!(lines[1]["status"], 413);
+    assert!(lines[1]["request_id"].is_string(), "one was made for it");
+    assert!(lines.iter().all(|line| line["outcome"] == "refused" && line.get("worker").is_none()));
+}
+
+/// Which arm of a split a failure belongs to.
+#[tokio::test]
+async fn a_request_that_fails_counts_for_the_mode_that_it_was_placed_by() {
+    let file = File::new("arms.jsonl");
+    let engine = FakeEngine::start().await;
+    let router =
+        before(&file, &[&engine], |config| config.split = Split { share: 1.0, ..Split::default() }).await;
+    engine.next(vec![Step::Reset]);
+    let status = router.client().await.post("/v1/chat/completions", chat("Once.")).await.status();
+    assert_eq!(status, 502);
+    assert_eq!(file.lines(1).await[0]["mode"], "random");
+    let failed = r#"warmroute_requests_total{mode="random",outcome="worker_failed",route="chat"}"#;
+    assert_eq!(router.metric(failed).await, 1.0);
 }

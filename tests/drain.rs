@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use warmroute::app::Ended;
-use warmroute::config::Mode;
+use warmroute::config::{Config, Mode};
+use warmroute::metrics::Outcome;
 use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, until};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -85,16 +86,108 @@ async fn after_the_announcement_running_requests_end_and_connections_close() {
     assert_eq!(router.ended().await, Ended::Drained);
 }
 
-#[tokio::test]
-async fn the_deadline_cuts_what_still_runs() {
-    let engine = FakeEngine::start().await;
-    let router = router(&engine, Duration::ZERO, Duration::from_millis(300)).await;
-    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
-    let mut client = begin_stream(&router).await;
-    router.stop.request();
-    assert!(!rest(&mut client).await.ends_with("0\r\n\r\n"), "what is cut does not look whole");
-    engine.abandoned(1).await;
+/// A router whose deadline is reached as soon as it is stopped, once it has so many requests.
+async fn cut_short(engine: &FakeEngine, change: impl FnOnce(&mut Config)) -> TestRouter {
+    let mut config = TestRouter::config(Mode::Kv, &[engine]);
+    config.drain.announce = Duration::ZERO;
+    config.drain.deadline = Duration::from_millis(50);
+    change(&mut config);
+    TestRouter::start(config).await
+}
+
+/// That many were cut, and nobody else is blamed for it.
+async fn all_cut(router: TestRouter, engine: &FakeEngine, count: u64) {
+    let proxy = router.proxy.clone();
     assert_eq!(router.ended().await, Ended::Cut);
+    for outcome in Outcome::ALL {
+        let expected = if *outcome == Outcome::Cut { count } else { 0 };
+        assert_eq!(proxy.metrics.requests.total(*outcome), expected, "{outcome:?}");
+    }
+    let page = String::from_utf8(proxy.metrics.render()).expect("text");
+    assert!(!page.contains("warmroute_worker_failures_total{"), "{page}");
+    assert_eq!(proxy.fleet.snapshot().eligible().len(), 1, "nothing is held against {}", engine.url());
+}
+
+#[tokio::test]
+async fn the_deadline_ends_streams_with_an_event_that_says_so() {
+    let engine = FakeEngine::start().await;
+    let router = cut_short(&engine, |_| {}).await;
+    let mut clients = Vec::new();
+    // The last one has come in the middle of an event.
+    for begun in ["data: 1\n\n", "data: 1\n\n", "data: {\"choi"] {
+        engine.next(vec![Step::stream_head(), Step::chunk(begun), Step::AwaitClose]);
+        clients.push(begin_stream(&router).await);
+    }
+    router.stop.request();
+    for client in &mut clients {
+        let rest = rest(client).await;
+        assert!(rest.ends_with("\r\n0\r\n\r\n"), "{rest}");
+        let event = rest.lines().find(|line| line.starts_with("data: {\"error\"")).expect("an event");
+        let told: serde_json::Value = serde_json::from_str(&event["data: ".len()..]).expect("JSON");
+        assert_eq!(told["error"]["code"], "shutting_down");
+        assert!(!rest.contains("[DONE]"));
+    }
+    engine.abandoned(3).await;
+    all_cut(router, &engine, 3).await;
+}
+
+#[tokio::test]
+async fn the_deadline_turns_away_what_waits_for_its_answer_a_place_or_its_own_body() {
+    let engine = FakeEngine::start().await;
+    let router = cut_short(&engine, |config| config.limits.in_flight = Some(1)).await;
+    engine.next(vec![Step::AwaitClose]);
+    let whole = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}";
+    let mut clients = Vec::new();
+    for sent in [whole, whole, &whole[..whole.len() - 1]] {
+        let mut client = router.client().await;
+        client.send(sent).await;
+        clients.push(client);
+        router.metric_is("warmroute_requests_in_flight", clients.len() as f64).await;
+    }
+    router.metric_is("warmroute_requests_queued", 1.0).await;
+    router.stop.request();
+    for client in &mut clients {
+        let answer = client.answer("POST").await.expect("an answer");
+        assert_eq!(answer.status(), 503);
+        assert!(answer.text().contains("\"shutting_down\""), "{}", answer.text());
+        assert_eq!(answer.head.get("connection"), Some("close"));
+        assert!(answer.head.get("retry-after").is_some());
+        client.ended().await;
+    }
+    engine.abandoned(1).await;
+    all_cut(router, &engine, 3).await;
+}
+
+/// There is no way to say it in the middle of such an answer: it is left without its end.
+#[tokio::test]
+async fn the_deadline_cuts_other_answers_short() {
+    let engine = FakeEngine::start().await;
+    let router = cut_short(&engine, |_| {}).await;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{\"a\"";
+    let mut clients = Vec::new();
+    for version in ["HTTP/1.1", "HTTP/1.0"] {
+        engine.next(vec![Step::send(head), Step::AwaitClose]);
+        let mut client = router.client().await;
+        client.send(format!("GET /v1/models {version}\r\nhost: a\r\n\r\n")).await;
+        client.head().await.expect("a response");
+        clients.push(client);
+    }
+    router.stop.request();
+    for client in &mut clients {
+        assert!(!rest(client).await.ends_with('}'));
+    }
+    all_cut(router, &engine, 2).await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_holds_nobody_up_at_the_deadline() {
+    let engine = FakeEngine::start().await;
+    let router = cut_short(&engine, |_| {}).await;
+    let flood = Step::chunk("x".repeat(1 << 20));
+    engine.next([vec![Step::stream_head()], vec![flood; 64], vec![Step::AwaitClose]].concat());
+    let _client = begin_stream(&router).await;
+    router.stop.request();
+    all_cut(router, &engine, 1).await;
 }
 
 #[tokio::test]
@@ -105,20 +198,29 @@ async fn a_second_request_to_end_is_obeyed_at_once() {
     let mut client = begin_stream(&router).await;
     router.stop.request();
     router.stop.request();
-    client.ended().await;
+    assert!(rest(&mut client).await.contains("\"shutting_down\""));
     engine.abandoned(1).await;
-    assert_eq!(router.ended().await, Ended::Cut);
+    all_cut(router, &engine, 1).await;
 }
 
 #[tokio::test]
 async fn an_old_client_whose_answer_is_cut_by_the_deadline_is_told_so() {
     let engine = FakeEngine::start().await;
-    let router = router(&engine, Duration::ZERO, Duration::from_millis(50)).await;
-    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
-    let mut client = router.client().await;
-    client.send("POST /v1/chat/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}").await;
-    client.head().await.expect("a response");
+    let router = cut_short(&engine, |_| {}).await;
+    let kinds = ["text/event-stream", "application/json"];
+    let mut clients = Vec::new();
+    for kind in kinds {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
+        engine.next(vec![Step::send(&head), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+        let mut client = router.client().await;
+        client.send("POST /v1/chat/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}").await;
+        client.head().await.expect("a response");
+        clients.push(client);
+    }
     router.stop.request();
-    assert!(client.rest().await.is_err(), "a close would look like the end");
-    assert_eq!(router.ended().await, Ended::Cut);
+    let [stream, json] = &mut clients[..] else { panic!("two clients") };
+    let said = stream.rest().await.expect("a good end");
+    assert!(String::from_utf8_lossy(&said).contains("\"shutting_down\""));
+    assert!(json.rest().await.is_err(), "a close would look like the end");
+    all_cut(router, &engine, 2).await;
 }

@@ -1,5 +1,7 @@
 //! HTTP/2 from clients, by prior knowledge; to workers it is HTTP/1.1 all the same.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -8,6 +10,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use warmroute::app::Ended;
 use warmroute::config::Mode;
+use warmroute::metrics::Outcome;
 use warmroute::testing::{FakeEngine, Gate, PLAIN_ANSWER, Step, TestRouter};
 
 type Body = http_body_util::combinators::BoxBody<Bytes, std::convert::Infallible>;
@@ -109,6 +112,31 @@ async fn events_stream_and_a_reset_takes_the_request_off_the_worker() {
         .await
         .expect("the connection is still good");
     assert_eq!(read(response).await.0, 200);
+}
+
+#[tokio::test]
+async fn the_deadline_of_the_drain_is_told_in_streams_and_before_them() {
+    let engine = FakeEngine::start().await;
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    config.drain.announce = Duration::ZERO;
+    config.drain.deadline = Duration::from_millis(50);
+    let router = TestRouter::start(config).await;
+    let mut client = connect(&router).await;
+    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+    let stream = client.send_request(post("/v1/completions", whole("{}"))).await.expect("an answer");
+    engine.next(vec![Step::AwaitClose]);
+    let mut another = client.clone();
+    let waiting =
+        tokio::spawn(async move { another.send_request(post("/v1/completions", whole("{}"))).await });
+    engine.saw(2).await;
+    router.stop.request();
+    let (status, text) = read(waiting.await.expect("no panic").expect("an answer")).await;
+    assert!(status == 503 && text.contains("\"shutting_down\""), "{status} {text}");
+    let (_, events) = read(stream).await;
+    assert!(events.starts_with("data: 1\n\n") && events.contains("\"shutting_down\""), "{events}");
+    let proxy = router.proxy.clone();
+    router.ended().await;
+    assert_eq!(proxy.metrics.requests.total(Outcome::Cut), 2);
 }
 
 #[tokio::test]

@@ -94,6 +94,25 @@ async fn a_request_of_a_trace_is_a_span_between_its_client_and_its_worker() {
 }
 
 #[tokio::test]
+async fn a_request_that_fails_before_its_answer_is_a_whole_span() {
+    let (engine, collector) = (FakeEngine::start().await, collector().await);
+    let router = router(&engine, &collector, 1.0).await;
+    engine.next(vec![Step::Reset]);
+    assert_eq!(router.client().await.post("/v1/chat/completions", BODY).await.status(), 502);
+    until("the span to be sent", async || !spans(&collector).is_empty()).await;
+    let span = &spans(&collector)[0];
+    for (name, value) in [
+        ("http.response.status_code", "502"),
+        ("warmroute.outcome", "worker_failed"),
+        ("warmroute.reason", "only"),
+        ("warmroute.worker", &engine.address().to_string()),
+    ] {
+        assert_eq!(text(span, name).as_deref(), Some(value), "{name}");
+    }
+    assert!(text(span, "warmroute.request_id").is_some());
+}
+
+#[tokio::test]
 async fn whether_there_is_a_span_is_the_clients_to_say_or_else_drawn() {
     let (engine, collector) = (FakeEngine::start().await, collector().await);
     let all = router(&engine, &collector, 1.0).await;

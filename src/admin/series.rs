@@ -66,8 +66,14 @@ struct ByPrediction<T> {
 }
 
 /// Ends that are somebody's fault but the client's.
-const FAILED: [Outcome; 5] =
-    [Outcome::WorkerError, Outcome::WorkerFailed, Outcome::Shed, Outcome::Unavailable, Outcome::Internal];
+const FAILED: [Outcome; 6] = [
+    Outcome::WorkerError,
+    Outcome::WorkerFailed,
+    Outcome::Shed,
+    Outcome::Unavailable,
+    Outcome::Cut,
+    Outcome::Internal,
+];
 
 impl Series {
     pub(super) fn new() -> Series {

@@ -71,7 +71,11 @@ families! {
     "Requests" {
         REQUESTS = Counter, Count, "warmroute_requests_total",
             [closed::<Route>(), closed::<Outcome>(), closed::<Mode>()],
-            "Requests that have ended, by what they were, how they ended for their client, and the mode that they went by.";
+            "Requests that have ended, by what they were, how they ended for their client, and the mode that they went by. `ok`, \
+             `client_error` and `worker_error` are a worker's answer, complete, by its status; `worker_failed`: it broke off, or none \
+             came; `client_gone`: the client left before the end; `refused`: too large, malformed, or a blocked path; `shed`: too many \
+             were there already; `unavailable`: no worker could take it; `cut`: this process had to end first (`drain.deadline`, or a \
+             second signal); `internal`: a fault of the proxy.";
         IN_FLIGHT = Gauge, Count, "warmroute_requests_in_flight", [],
             "Requests that have come and not ended.";
         QUEUED = Gauge, Count, "warmroute_requests_queued", [],

@@ -70,6 +70,8 @@ label! {
         Shed = "shed",
         /// No worker could take it.
         Unavailable = "unavailable",
+        /// The process had to end before the answer did: the drain's deadline, or a second signal.
+        Cut = "cut",
         /// A fault of the proxy itself.
         Internal = "internal",
     }

@@ -15,21 +15,20 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
-use super::error::ProxyError;
+use super::error::{Abrupt, ProxyError};
 use super::forward::Inbound;
 use super::note::Note;
 use super::relay::{Cut, ResponseBody};
 use super::route::Route;
 use super::{Busy, Client, Proxy};
-use crate::config::Mode;
+use crate::lifecycle::Phase;
 use crate::metrics::Outcome;
 
-/// Counts a request for as long as it lives. If nobody says otherwise, its client has left.
+/// Counts a request for as long as it lives. If nobody says otherwise, its client has left, or it was cut with all that still ran.
 pub struct Account {
     route: Route,
-    /// The one in force when it came, until it is placed by one.
-    mode: Mode,
-    outcome: Outcome,
+    /// `None` until it is known.
+    outcome: Option<Outcome>,
     /// Time spent in the polls of the request and its answer: all but the waits.
     worked: Duration,
     note: Note,
@@ -41,15 +40,20 @@ impl Account {
         proxy.metrics.in_flight.inc();
         let mode = proxy.config.load().mode;
         let note = proxy.records.begin(route.label(), mode, headers);
-        Account { route, mode, outcome: Outcome::ClientGone, worked: Duration::ZERO, note, proxy }
+        Account { route, outcome: None, worked: Duration::ZERO, note, proxy }
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
+        let unfinished = || match self.proxy.drain.phase() {
+            Phase::Cut => Outcome::Cut,
+            Phase::Serving | Phase::Leaving | Phase::Draining => Outcome::ClientGone,
+        };
+        let outcome = self.outcome.unwrap_or_else(unfinished);
         self.proxy.metrics.in_flight.dec();
-        self.proxy.metrics.requests.inc(self.route.label(), self.outcome, self.mode);
-        self.proxy.records.end(&self.note, self.outcome);
+        self.proxy.metrics.requests.inc(self.route.label(), outcome, self.note.mode());
+        self.proxy.records.end(&self.note, outcome);
     }
 }
 
@@ -82,10 +86,10 @@ impl Accounted {
 
     fn end(&mut self, outcome: Outcome) {
         let Some(mut account) = self.account.take() else { return };
-        account.outcome = outcome;
+        account.outcome = Some(outcome);
         if let Some(watch) = self.body.watch() {
             let worked = account.worked + watch.read_apart();
-            account.proxy.metrics.overhead(account.mode).observe(worked.as_secs_f64());
+            account.proxy.metrics.overhead(account.note.mode()).observe(worked.as_secs_f64());
         }
     }
 }
@@ -102,12 +106,12 @@ impl Body for Accounted {
         }
         let polled = ready!(polled);
         match &polled {
-            Some(Err(_)) => self.end(Outcome::WorkerFailed),
+            Some(Err(cut)) => self.end(cut.abrupt().outcome()),
             // Nobody asks for more after the last piece, or after trailers.
             Some(Ok(frame)) if frame.is_data() && !self.body.is_end_stream() => {}
-            Some(Ok(_)) | None if self.body.has_failed() => self.end(Outcome::WorkerFailed),
             Some(Ok(_)) | None => {
-                let outcome = outcome_of(self.status);
+                let failed = self.body.failure().map(Abrupt::outcome);
+                let outcome = failed.unwrap_or(outcome_of(self.status));
                 self.end(outcome);
             }
         }
@@ -188,9 +192,6 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
         Poll::Ready(match answered {
             Ok(response) => {
                 let status = response.status();
-                if let (Some(account), Some(watch)) = (&mut account, response.body().watch()) {
-                    account.mode = watch.mode();
-                }
                 Ok(response.map(|body| {
                     let ended = body.is_end_stream();
                     let mut body = Accounted { body, status, account, _busy: None };
@@ -202,7 +203,8 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
             }
             Err(error) => {
                 if let Some(account) = &mut account {
-                    account.outcome = error.outcome();
+                    account.outcome = Some(error.outcome());
+                    account.note.answered(error.status());
                 }
                 Err(error)
             }

@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use tower::ServiceExt;
 
@@ -34,6 +34,8 @@ const LEAST_BUFFER: usize = 8 << 10;
 /// How long, and for how many bytes, a client whose request made no sense is listened to after it was told so.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: u64 = 1 << 20;
+/// How long clients whose requests are cut by the drain have to take what they are told of it: less than the process waits for them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// For a TLS handshake, from the connection's opening.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// What an HTTP/2 client says first (RFC 9113, 3.4).
@@ -167,7 +169,7 @@ async fn serve_http1<S: Stream>(
             std::pin::Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
                 ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
-                () = proxy.drain.at_least(Phase::Cut) => return,
+                () = cut(&proxy) => return,
             }
         }
     };
@@ -199,6 +201,12 @@ async fn serve_http1<S: Stream>(
             }
         }
     }
+}
+
+/// Waits until what still runs is to be cut, and its last words have had their time.
+async fn cut(proxy: &Proxy) {
+    proxy.drain.at_least(Phase::Cut).await;
+    sleep(LAST_WORDS).await;
 }
 
 /// How an HTTP/1 connection has ended.
@@ -246,7 +254,7 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 result = connection => result,
-                () = proxy.drain.at_least(Phase::Cut) => return,
+                () = cut(&proxy) => return,
             }
         }
     };

@@ -16,17 +16,46 @@ use crate::core::prompt::Endpoint;
 use crate::fleet::connection::ExchangeError;
 use crate::metrics::Outcome;
 
-/// The event that ends a stream which broke off, in the words of the endpoint's dialect, after `lead`.
-pub fn stream_event(endpoint: Option<Endpoint>, lead: &str) -> Bytes {
-    let message = "The inference server broke off in the middle of the answer.";
-    let error = json!({"message": message, "type": "server_error", "param": null, "code": "stream_broken"});
+/// Why a stream ends before its end.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Abrupt {
+    /// The worker broke off, or was given up.
+    Broken,
+    /// This process ends.
+    Leaving,
+}
+
+impl Abrupt {
+    fn code_and_message(self) -> (&'static str, &'static str) {
+        match self {
+            Abrupt::Broken => {
+                ("stream_broken", "The inference server broke off in the middle of the answer.")
+            }
+            Abrupt::Leaving => ("shutting_down", "The service is shutting down; the answer is not complete."),
+        }
+    }
+
+    /// How the request has ended.
+    pub fn outcome(self) -> Outcome {
+        match self {
+            Abrupt::Broken => Outcome::WorkerFailed,
+            Abrupt::Leaving => Outcome::Cut,
+        }
+    }
+}
+
+/// The event that ends a stream before its end, in the words of the endpoint's dialect, after `lead`.
+pub fn stream_event(endpoint: Option<Endpoint>, lead: &str, why: Abrupt) -> Bytes {
+    let (code, message) = why.code_and_message();
+    let error = json!({"message": message, "type": "server_error", "param": null, "code": code});
     Bytes::from(match endpoint {
         Some(Endpoint::Messages) => {
             let data = json!({"type": "error", "error": {"type": "api_error", "message": message}});
             format!("{lead}event: error\ndata: {data}\n\n")
         }
         Some(Endpoint::Responses) => {
-            let data = json!({"type": "error", "code": "stream_broken", "message": message, "param": null, "error": error});
+            let data =
+                json!({"type": "error", "code": code, "message": message, "param": null, "error": error});
             format!("{lead}event: error\ndata: {data}\n\n")
         }
         Some(Endpoint::Chat | Endpoint::Completions) | None => {
@@ -82,6 +111,8 @@ pub enum ProxyError {
     /// Out of sockets on this side; no worker is at fault.
     #[error("worker {worker}: {cause}")]
     NoSocket { worker: String, cause: ExchangeError },
+    #[error("this process ends")]
+    Leaving,
     #[error("a fault of the proxy itself")]
     Internal,
 }
@@ -101,7 +132,7 @@ impl ProxyError {
     /// The one table of what follows from which error.
     fn facts(&self) -> Facts {
         use Origin::{Client, Proxy, Worker};
-        use Outcome::{ClientGone, Internal, Refused, Shed, Unavailable, WorkerFailed};
+        use Outcome::{ClientGone, Cut, Internal, Refused, Shed, Unavailable, WorkerFailed};
         let (origin, status, outcome, code, message) = match self {
             ProxyError::BodyTooLarge { limit } => {
                 let message =
@@ -143,6 +174,9 @@ impl ProxyError {
                 "no_server_available",
                 "No inference server is available at the moment. Try again later.",
             ),
+            ProxyError::Leaving | ProxyError::GivenUp { why: GivenUp::Leaving, .. } => {
+                (Proxy, 503, Cut, "shutting_down", "The service is shutting down. Try again.")
+            }
             ProxyError::Full
             | ProxyError::Overloaded
             | ProxyError::NoRoom { .. }
@@ -169,6 +203,11 @@ impl ProxyError {
 
     pub fn outcome(&self) -> Outcome {
         self.facts().outcome
+    }
+
+    /// What its client gets.
+    pub fn status(&self) -> StatusCode {
+        self.facts().status
     }
 
     /// Whether another worker may be asked, the client having seen nothing. If no connection could be opened, always: nobody
@@ -237,7 +276,11 @@ mod tests {
 
     #[test]
     fn what_ends_a_stream_is_an_event_in_the_endpoints_dialect() {
-        let event = |endpoint, lead| String::from_utf8(stream_event(endpoint, lead).to_vec()).unwrap();
+        let event = |endpoint, lead| {
+            String::from_utf8(stream_event(endpoint, lead, Abrupt::Broken).to_vec()).unwrap()
+        };
+        let leaving = stream_event(Some(Endpoint::Chat), "", Abrupt::Leaving);
+        assert!(String::from_utf8_lossy(&leaving).contains("\"code\":\"shutting_down\""));
         assert!(event(Some(Endpoint::Chat), "\n\n").starts_with("\n\ndata: {\"error\":{"));
         assert!(event(None, "").starts_with("data: {\"error\":{"));
         for endpoint in [Endpoint::Messages, Endpoint::Responses] {

@@ -9,6 +9,7 @@ use tower::retry::budget::Budget;
 
 use super::admission;
 use super::error::ProxyError;
+use super::note::Note;
 use super::patience::Patience;
 use super::place::{Asked, Placed};
 use super::upstream::Upstream;
@@ -34,6 +35,7 @@ pub async fn send(
     asked: &Asked,
     upstream: &Upstream,
     client: &Client,
+    note: &Note,
 ) -> Result<Answered, ProxyError> {
     let budget = proxy.budget.load_full();
     budget.deposit();
@@ -41,6 +43,7 @@ pub async fn send(
     let mut placed = admission::admit(proxy, asked, client).await?;
     let attempts = attempts(proxy, placed.mode);
     loop {
+        note.placed(&placed);
         let error = match upstream.attempt(proxy, &mut placed).await {
             Ok((response, patience)) => return Ok(Answered { response, patience, placed }),
             Err(error) => error,

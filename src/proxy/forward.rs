@@ -54,6 +54,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
     let mut head = UpstreamHead::of(head, client.peer, client.proto, rand::random())?;
+    note.identified(&head);
     note.pass_on(&mut head.headers);
     let mut held = Held::none(&proxy.metrics.body_bytes);
     let caps =
@@ -77,10 +78,11 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         pool_idle: config.timeouts.pool_idle,
         limits: Limits::of(&config),
     };
-    let Answered { response, patience, placed } = failover::send(&proxy, &asked, &upstream, &client).await?;
+    let Answered { response, patience, placed } =
+        failover::send(&proxy, &asked, &upstream, &client, &note).await?;
 
     let (mut head, answer) = response.into_parts();
-    note.answered(&placed, head.status, upstream.head.request_id().and_then(|id| id.to_str().ok()));
+    note.answered(head.status);
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return switch(head, answer, placed, &client).await;
     }

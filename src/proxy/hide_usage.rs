@@ -15,6 +15,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
+use super::error::Abrupt;
 use super::relay::{Cut, Relay};
 use super::watch::Watch;
 
@@ -48,8 +49,8 @@ impl WithoutUsage {
         WithoutUsage { relay, hide: HideUsage::default(), behind: None }
     }
 
-    pub fn has_failed(&self) -> bool {
-        self.relay.has_failed()
+    pub fn failure(&self) -> Option<Abrupt> {
+        self.relay.failure()
     }
 
     pub(super) fn watch(&self) -> &Watch {

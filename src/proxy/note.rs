@@ -1,15 +1,17 @@
 //! What is recorded of one request from its arrival to its last byte. It ends as a line of the [`access`](super::access) log, as a span
-//! of a [trace](super::traces), or as neither: then nothing is recorded.
+//! of a [trace](super::traces), or as neither: then nothing is recorded but the mode that it goes by.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::access::AccessLog;
+use super::headers::{REQUEST_ID, UpstreamHead};
 use super::place::{Asked, Placed};
 use super::traces::{Span, Traces};
 use crate::config::Mode;
@@ -24,26 +26,28 @@ pub struct Records {
 }
 
 impl Records {
-    /// Begins to note what becomes of a request, if anybody wants to know.
+    /// Begins to note what becomes of a request.
     pub fn begin(&self, route: Route, mode: Mode, headers: &HeaderMap) -> Note {
         let (logged, span) = (self.access.draws(), self.traces.begin(headers));
-        if !logged && span.is_none() {
-            return Note(None);
-        }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let known = Known {
-            timestamp: (since.as_secs_f64() * 1e6).round() / 1e3,
-            route: route.as_str(),
-            mode: mode.as_str(),
-            ..Known::default()
-        };
-        let keeps_blocks = logged && self.access.keeps_blocks();
-        Note(Some(Arc::new(Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span }))))
+        let wanted = logged || span.is_some();
+        let line = wanted.then(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let known = Known {
+                timestamp: (since.as_secs_f64() * 1e6).round() / 1e3,
+                route: route.as_str(),
+                request_id: text(headers.get(REQUEST_ID)),
+                ..Known::default()
+            };
+            let keeps_blocks = logged && self.access.keeps_blocks();
+            Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span })
+        });
+        Note(Arc::new(Noted { random: AtomicBool::new(mode == Mode::Random), line }))
     }
 
     /// The request has ended.
     pub fn end(&self, note: &Note, outcome: Outcome) {
         note.with(|line| {
+            line.known.mode = note.mode().as_str();
             line.known.outcome = outcome.as_str();
             line.known.duration_ms = millis(line.arrived);
             if let Some(span) = line.span.take() {
@@ -58,13 +62,25 @@ impl Records {
 
 /// What is known of a request while it is under way; cheap to clone.
 #[derive(Clone)]
-pub struct Note(Option<Arc<Mutex<Line>>>);
+pub struct Note(Arc<Noted>);
+
+struct Noted {
+    /// Goes by [`Mode::Random`].
+    random: AtomicBool,
+    /// `None` if nobody wants to know more.
+    line: Option<Mutex<Line>>,
+}
 
 impl Note {
     fn with(&self, fill: impl FnOnce(&mut Line)) {
-        if let Some(line) = &self.0 {
+        if let Some(line) = &self.0.line {
             fill(&mut line.lock());
         }
+    }
+
+    /// The mode that the request goes by: the one in force when it came, until it is placed by one.
+    pub fn mode(&self) -> Mode {
+        if self.0.random.load(Ordering::Relaxed) { Mode::Random } else { Mode::Kv }
     }
 
     /// Has the worker's own spans follow the one of the request, if it has one.
@@ -74,6 +90,11 @@ impl Note {
                 span.write(headers);
             }
         });
+    }
+
+    /// By which id its worker knows it.
+    pub fn identified(&self, head: &UpstreamHead) {
+        self.with(|line| line.known.request_id = text(head.request_id()));
     }
 
     /// What was read of its body.
@@ -88,16 +109,19 @@ impl Note {
         });
     }
 
-    /// Who has answered it, with which head.
-    pub fn answered(&self, placed: &Placed, status: StatusCode, request_id: Option<&str>) {
+    /// Where it is sent now, and why.
+    pub fn placed(&self, placed: &Placed) {
+        self.0.random.store(placed.mode == Mode::Random, Ordering::Relaxed);
         self.with(|line| {
-            line.known.worker = placed.worker.authority.to_str().ok().map(str::to_owned);
-            line.known.mode = placed.mode.as_str();
+            line.known.worker = text(Some(&placed.worker.authority));
             line.known.reason = Some(placed.reason.as_str());
             line.known.predicted_cached_tokens = Some(placed.predicted_cached_tokens.max(0.0).round() as u64);
-            line.known.status = Some(status.as_u16());
-            line.known.request_id = request_id.map(str::to_owned);
         });
+    }
+
+    /// The client gets this: a worker's answer, or an error of the proxy's own.
+    pub fn answered(&self, status: StatusCode) {
+        self.with(|line| line.known.status = Some(status.as_u16()));
     }
 
     pub fn first_token(&self) {
@@ -112,6 +136,10 @@ impl Note {
             line.known.output_tokens = finished.output_tokens;
         });
     }
+}
+
+fn text(value: Option<&HeaderValue>) -> Option<String> {
+    value.and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 fn millis(since: Instant) -> f64 {

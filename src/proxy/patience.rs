@@ -1,4 +1,4 @@
-//! When to stop waiting for a worker that says nothing. A vLLM that is told to end refuses new connections and lets its running
+//! When to stop waiting for a worker that says nothing, also because this process ends. A vLLM that is told to end refuses new connections and lets its running
 //! requests hang for ever, without a byte or a FIN: somebody has to notice.
 
 use std::pin::Pin;
@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use crate::config::Config;
 use crate::fleet::worker::Worker;
+use crate::lifecycle::{Drain, Phase};
 
 /// Why an answer is no longer waited for.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Error)]
@@ -26,6 +27,9 @@ pub enum GivenUp {
     /// `timeouts.response`
     #[error("the answer took too long in all")]
     Late,
+    /// The drain cuts what still runs.
+    #[error("this process ends")]
+    Leaving,
 }
 
 /// The limits on waiting; `None` is for ever.
@@ -68,9 +72,9 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn with(worker: Arc<Worker>, limits: Limits) -> Patience {
+    pub fn with(worker: Arc<Worker>, limits: Limits, drain: Drain) -> Patience {
         let heard = Heard::default();
-        Patience { end: Box::pin(end(worker, heard.clone(), limits)), heard }
+        Patience { end: Box::pin(end(worker, heard.clone(), limits, drain)), heard }
     }
 
     /// Ready when the wait is over. Not to be polled again after that.
@@ -79,7 +83,7 @@ impl Patience {
     }
 }
 
-async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
+async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, drain: Drain) -> GivenUp {
     let lost = async {
         match limits.when_unreachable {
             None => pending().await,
@@ -95,6 +99,7 @@ async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
     tokio::select! {
         () = lost => GivenUp::Lost,
         () = silent => GivenUp::Silent,
+        () = drain.at_least(Phase::Cut) => GivenUp::Leaving,
         Some(()) = OptionFuture::from(limits.response.map(sleep)) => GivenUp::Late,
     }
 }

@@ -2,7 +2,8 @@
 //! back, joined or split; a slow client slows the worker.
 //!
 //! Where an answer breaks off, a stream of events ends with one more event, which says so and makes client libraries raise;
-//! any other body is cut, so that its length or its missing end says so. Never is an end made up.
+//! any other body is cut, so that its length or its missing end says so. So does what still runs when this process ends. Never is an
+//! end made up.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use thiserror::Error;
 
-use super::error::stream_event;
+use super::error::{Abrupt, stream_event};
 use super::hide_usage::WithoutUsage;
 use super::patience::{GivenUp, Patience};
 use super::watch::Watch;
@@ -29,6 +30,15 @@ pub enum Cut {
     Broken(#[from] hyper::Error),
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
+}
+
+impl Cut {
+    pub fn abrupt(&self) -> Abrupt {
+        match self {
+            Cut::GivenUp(GivenUp::Leaving) => Abrupt::Leaving,
+            Cut::GivenUp(_) | Cut::Broken(_) => Abrupt::Broken,
+        }
+    }
 }
 
 /// The body of a response to a client.
@@ -55,12 +65,12 @@ impl ResponseBody {
         }
     }
 
-    /// The answer had an end, but not the one that was asked for.
-    pub fn has_failed(&self) -> bool {
+    /// Why the answer had an end that is not the one that was asked for, if so.
+    pub fn failure(&self) -> Option<Abrupt> {
         match self {
-            ResponseBody::Whole(_) => false,
-            ResponseBody::Relayed(relay) => relay.has_failed(),
-            ResponseBody::WithoutUsage(body) => body.has_failed(),
+            ResponseBody::Whole(_) => None,
+            ResponseBody::Relayed(relay) => relay.failure(),
+            ResponseBody::WithoutUsage(body) => body.failure(),
         }
     }
 }
@@ -104,7 +114,7 @@ pub struct Relay {
     /// For which dialect an event that ends the stream is made; `None` if none can be added.
     dialect: Option<Dialect>,
     broken: Option<Broken>,
-    failed: bool,
+    failed: Option<Abrupt>,
 }
 
 /// How a stream speaks of errors.
@@ -125,15 +135,14 @@ impl Relay {
             watch.finish();
         }
         let dialect = dialect.filter(|_| answer.size_hint().exact().is_none());
-        Relay { answer, patience, watch, dialect, broken: None, failed: false }
+        Relay { answer, patience, watch, dialect, broken: None, failed: None }
     }
 
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// The answer had an end, but not the one that was asked for.
-    pub(super) fn has_failed(&self) -> bool {
+    pub(super) fn failure(&self) -> Option<Abrupt> {
         self.failed
     }
 
@@ -158,7 +167,10 @@ impl Relay {
             Poll::Pending => {
                 let why = ready!(self.patience.poll_end(cx));
                 self.answer.close();
-                self.watch.failed(FailureKind::Silent, &why, Event::Broke);
+                match why {
+                    GivenUp::Leaving => self.watch.cut(),
+                    why => self.watch.failed(FailureKind::Silent, &why, Event::Broke),
+                }
                 self.break_off(why.into(), cx)
             }
             Poll::Ready(Some(Err(error))) => {
@@ -170,7 +182,9 @@ impl Relay {
                     && let Some(data) = frame.data_ref()
                 {
                     self.patience.heard.renew();
-                    self.failed |= self.watch.saw(data);
+                    if self.watch.saw(data) {
+                        self.failed = Some(Abrupt::Broken);
+                    }
                 }
                 if self.answer.is_over() {
                     self.watch.finish();
@@ -182,10 +196,11 @@ impl Relay {
 
     /// Says in the stream that it ends here, or has it cut.
     fn break_off(&mut self, why: Cut, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        self.failed = true;
+        let abrupt = why.abrupt();
+        self.failed = Some(abrupt);
         if let Some(Dialect(endpoint)) = &self.dialect {
             self.broken = Some(Broken::Said);
-            let event = stream_event(*endpoint, self.watch.lead());
+            let event = stream_event(*endpoint, self.watch.lead(), abrupt);
             return Poll::Ready(Some(Ok(Frame::data(event))));
         }
         self.broken = Some(Broken::Cut(why));

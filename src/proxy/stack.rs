@@ -16,6 +16,7 @@ use super::error::ProxyError;
 use super::forward::{Inbound, forward};
 use super::relay::ResponseBody;
 use super::{Client, Proxy};
+use crate::lifecycle::Phase;
 
 /// Builds the stack; cloned for each connection. What leaves it goes through [`rendered`].
 pub fn stack(
@@ -31,7 +32,17 @@ pub fn stack(
         .layer(AccountLayer { proxy: proxy.clone() })
         // Next to the work: a bug in one request is that request's error, and takes no other request of its connection along.
         .map_future(catch)
-        .service(service_fn(move |inbound: Inbound| Box::pin(forward(proxy.clone(), inbound))))
+        .service(service_fn(move |inbound: Inbound| Box::pin(until_cut(proxy.clone(), inbound))))
+}
+
+/// What waits when the drain cuts, for its body, a place or a worker, is told so.
+async fn until_cut(proxy: Arc<Proxy>, inbound: Inbound) -> Answered {
+    let drain = proxy.drain.clone();
+    tokio::select! {
+        biased;
+        answered = forward(proxy, inbound) => answered,
+        () = drain.at_least(Phase::Cut) => Err(ProxyError::Leaving),
+    }
 }
 
 type Answered = Result<Response<ResponseBody>, ProxyError>;

@@ -15,7 +15,7 @@ use super::Proxy;
 use super::body::Held;
 use super::error::ProxyError;
 use super::headers::UpstreamHead;
-use super::patience::{Heard, Limits, Patience};
+use super::patience::{GivenUp, Heard, Limits, Patience};
 use super::place::Placed;
 use crate::fleet::connection::{Answer, ExchangeError, Outgoing};
 use crate::fleet::health::Event;
@@ -50,14 +50,15 @@ impl Upstream {
     /// to have been closed is replaced by a new one; that says nothing of the worker.
     ///
     /// # Errors
-    /// [`ProxyError::Worker`] or [`ProxyError::GivenUp`], of which the fleet has been told, and [`ProxyError::NoSocket`].
+    /// [`ProxyError::Worker`] or [`ProxyError::GivenUp`], of which the fleet has been told, [`ProxyError::NoSocket`], and
+    /// [`ProxyError::Leaving`].
     pub async fn attempt(
         &self,
         proxy: &Arc<Proxy>,
         placed: &mut Placed,
     ) -> Result<(Response<Answer>, Patience), ProxyError> {
         let worker = placed.worker.clone();
-        let mut patience = Patience::with(worker.clone(), self.limits);
+        let mut patience = Patience::with(worker.clone(), self.limits, proxy.drain.clone());
         let sent = {
             let heard = patience.heard.clone();
             let mut exchange = pin!(self.exchange(proxy, &worker, &heard));
@@ -91,6 +92,8 @@ impl Upstream {
                 proxy.fleet.exchange_failed(&worker, &cause);
                 (event, kind, ProxyError::Worker { worker: worker.url.to_string(), cause })
             }
+            // No word against the worker.
+            Err(GivenUp::Leaving) => return Err(ProxyError::Leaving),
             Err(why) => {
                 let worker = worker.url.to_string();
                 (Event::Broke, FailureKind::Silent, ProxyError::GivenUp { worker, why })

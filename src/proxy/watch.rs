@@ -14,7 +14,6 @@ use super::note::Note;
 use super::place::{Asked, Placed};
 use super::sse::Events;
 use super::usage::UsageReader;
-use crate::config::Mode;
 use crate::core::booking::Finished;
 use crate::fleet::health::Event;
 use crate::metrics::{FailureKind, Forgot, LatencyMetrics, ModelMetrics};
@@ -127,10 +126,6 @@ impl Watch {
         self.asked.apart
     }
 
-    pub fn mode(&self) -> Mode {
-        self.placed.mode
-    }
-
     /// What must come before an event that is added to the stream.
     pub fn lead(&self) -> &'static str {
         self.events.as_ref().map_or("", Events::lead)
@@ -179,6 +174,11 @@ impl Watch {
             let bytes = self.asked.prompt_bytes;
             self.proxy.feedback.learn(&self.asked.model, bytes, prompt_tokens, output_tokens);
         }
+    }
+
+    /// The answer is cut, through no fault of its worker.
+    pub fn cut(&mut self) {
+        self.failed = true;
     }
 
     /// The answer has broken off.
