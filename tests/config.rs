@@ -49,6 +49,8 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ("retries:\n  ratio: 2000\n", "c.yaml:3: retries.ratio: ", "from 0 to 1000"),
         ("retries:\n  reserve: 2147483647\n", "c.yaml:3: retries.reserve: ", "from 0 to 1000000"),
         ("health:\n  path: health\n", "c.yaml:3: health.path: ", "begins with a slash"),
+        ("admin_names: [warmroute.example, 'http://a']\n", "c.yaml:2: admin_names[1]: ", "not a host name"),
+        ("admin_names: ['a:9090']\n", "c.yaml:2: admin_names[0]: ", "without scheme, port and path"),
         ("log:\n  level: loud=very\n", "c.yaml:3: log.level: ", "not a log level"),
         ("log:\n  level: 99\n", "c.yaml:3: log.level: ", "not a log level"),
         ("log:\n  traces: {to: 'http://me:secret@c:4318'}\n", "c.yaml:3: log.traces.to: ", "without user"),

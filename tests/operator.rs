@@ -103,6 +103,61 @@ async fn a_page_of_another_site_turns_nothing() {
     }
 }
 
+/// Whoever owns a name can point it here once their page is loaded: to a browser this listener is then that page's own.
+#[tokio::test]
+async fn a_page_whose_name_was_pointed_here_turns_nothing() {
+    let (_one, _two, router) = pair(Mode::Kv).await;
+    let put = async |host: &str, headers: &str| {
+        let mut admin = Wire::connect(router.admin).await;
+        let head = format!("PUT /mode HTTP/1.1\r\nhost: {host}\r\n{headers}content-length: 6\r\n\r\nrandom");
+        admin.send(head).await;
+        admin.answer("PUT").await.expect("an answer")
+    };
+    let page = "origin: http://Board.example:9090\r\n";
+    let refused = put("board.example:9090", page).await;
+    assert_eq!(refused.status(), 403);
+    assert!(refused.text().contains("admin_names"), "{}", refused.text());
+    assert!(router.admin("/mode").await.contains("kv"));
+    assert_eq!(put("board.example:9090", "").await.status(), 200, "a program may call it so");
+    let mut named = Config::clone(&router.proxy.config.load());
+    named.admin_names = vec!["board.example".to_owned()];
+    router.proxy.reconfigure(named, None);
+    assert_eq!(put("board.example:9090", page).await.status(), 200);
+}
+
+#[tokio::test]
+async fn names_may_be_encoded() {
+    let (one, _two, router) = pair(Mode::Kv).await;
+    let encoded = one.address().to_string().replace(':', "%3A").replace('.', "%2e");
+    let drained = ask(&router, "POST", &format!("/workers/{encoded}/drain"), "", "").await;
+    assert_eq!(drained.status(), 200, "{}", drained.text());
+    let url = one.url().replace('/', "%2f");
+    assert_eq!(ask(&router, "POST", &format!("/workers/{url}/resume"), "", "").await.status(), 200);
+    assert_eq!(ask(&router, "POST", "/workers/%ff/drain", "", "").await.status(), 400);
+    for name in ["a b", "a/drain?x#y", "ü", "a\nb"] {
+        let (done, _, complaint) = warmroute(&router, &["workers", "drain", name]).await;
+        let said = format!("no worker is called {}; there are: ", name.escape_debug());
+        assert!(!done && complaint.contains(&said), "{complaint}");
+    }
+    let (done, told, _) = warmroute(&router, &["workers", "drain", &one.url()]).await;
+    assert!(done, "{told}");
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused_by_name() {
+    for (url, complaint) in [
+        ("http://127.0.0.1:99999", "--admin: `http://127.0.0.1:99999`: the port is a number from 1 to 65535"),
+        ("https://127.0.0.1:1", "only http://"),
+        ("http://127.0.0.1:1,http://127.0.0.1:2", "one address"),
+    ] {
+        for command in [&["status"][..], &["mode"], &["explain", "/dev/null"], &["workers", "drain", "a"]] {
+            let output = run(url.to_owned(), command).await;
+            let said = String::from_utf8(output.stderr).expect("text");
+            assert!(!output.status.success() && said.contains(complaint), "{command:?}: {said}");
+        }
+    }
+}
+
 /// Runs the program apart from the runtime, which has its requests to answer.
 async fn run(admin: String, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 use warmroute::config::{Config, Draw, Mode, Origin, Split, SplitBy, Worker};
 use warmroute::engine::http::{EngineConfig, Fleet, Running};
-use warmroute::testing::{FakeEngine, TestRouter, Wire};
+use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire};
 
 /// Model time runs this much faster.
 const FAST: f64 = 1000.0;
@@ -227,6 +227,9 @@ async fn what_cannot_be_explained_is_said_and_counts_for_nothing() {
         ("?path=/v1/responses", r#"{"previous_response_id":"r","input":"x"}"#, 422, "only a worker has"),
         ("?mode=sticky", "{}", 400, "kv or random"),
         ("?path=/v1/models", "{}", 400, "/v1/chat/completions"),
+        ("?path=%2Fv1%2Fmodels", "{}", 400, "/v1/chat/completions"),
+        ("?path=%2Fv1%2Fchat%2Fcompletions", "{", 422, "not a JSON object"),
+        ("?mod=kv", "{}", 400, "mod: unknown; there are: mode path"),
     ] {
         let (got, said) = post(router.admin, &format!("/explain{query}"), body).await;
         assert_eq!(got, status, "{body}: {said}");
@@ -235,6 +238,66 @@ async fn what_cannot_be_explained_is_said_and_counts_for_nothing() {
     assert_eq!(router.metric(r#"warmroute_fallbacks_total{reason="opaque_json"}"#).await, 0.0);
     assert_eq!(post(router.admin, "/decisions", "").await.0, 405);
     assert!(router.admin("/decisions?last=x").await.contains("a number"));
+}
+
+/// What is explained is held as what is asked: within the room for all bodies, and not for ever.
+#[tokio::test]
+async fn what_is_sent_to_be_explained_has_the_limits_of_requests() {
+    let engine = FakeEngine::start().await;
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    config.limits.body = 1_000;
+    config.limits.bodies = 1_000;
+    config.timeouts.client_body = Some(std::time::Duration::from_millis(50));
+    let router = TestRouter::start(config).await;
+    let (status, said) = post(router.admin, "/explain", &"x".repeat(1_001)).await;
+    assert_eq!(status, 413);
+    assert!(said.contains("1000 bytes"), "{said}");
+    assert_eq!(post(router.admin, "/mode", &"x".repeat(2_000)).await.0, 405, "that is PUT");
+
+    // A request holds all the room.
+    let gate = Gate::default();
+    engine.next(vec![Step::Await(gate.clone()), Step::json("200 OK", "{}")]);
+    let asking = tokio::spawn({
+        let mut client = router.client().await;
+        async move { client.post("/v1/completions", "y".repeat(1_000)).await.status() }
+    });
+    engine.saw(1).await;
+    let (status, said) = post(router.admin, "/explain", "{}").await;
+    assert_eq!(status, 503, "{said}");
+    gate.open();
+    assert_eq!(asking.await.expect("no panic"), 200);
+    assert_eq!(post(router.admin, "/explain", "{}").await.0, 422);
+
+    // One that does not come whole.
+    for head in ["POST /explain", "PUT /mode"] {
+        let mut admin = Wire::connect(router.admin).await;
+        admin.send(format!("{head} HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{{")).await;
+        assert_eq!(admin.answer("POST").await.expect("an answer").status(), 408);
+    }
+    router.metric_is("warmroute_request_body_bytes", 0.0).await;
+}
+
+#[tokio::test]
+async fn fewer_decisions_are_kept_as_soon_as_that_is_asked_for() {
+    let engine = FakeEngine::start().await;
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    let mut client = router.client().await;
+    let kept = async || -> Option<usize> {
+        let told: Value = serde_json::from_str(&router.admin("/decisions").await).expect("JSON");
+        told["decisions"].as_array().map(Vec::len)
+    };
+    for serial in 0..5 {
+        client.post("/v1/chat/completions", prompt(serial, serial)).await;
+    }
+    assert_eq!(kept().await, Some(5));
+    for keep in [2, 0] {
+        let mut edited = Config::clone(&router.proxy.config.load());
+        edited.explain.keep = keep;
+        router.proxy.reconfigure(edited, None);
+        assert_eq!(kept().await, Some(keep), "at once");
+        client.post("/v1/chat/completions", prompt(6, 6)).await;
+        assert_eq!(kept().await, Some(keep), "and from then on");
+    }
 }
 
 #[tokio::test]

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde::Serialize;
 use serde_json::json;
 
 use super::answer::{Page, object, page, text};
+use super::body;
+use super::query::Query;
 use crate::config::Mode;
 use crate::core::prompt::{Endpoint, Opaque};
 use crate::metrics::{Fallback, Label};
@@ -20,12 +21,6 @@ use crate::proxy::route::Route;
 /// Prefixes that are shown unless another number is asked for.
 const PREFIXES: usize = 32;
 
-/// The value of a query's key.
-fn asked<'q>(query: Option<&'q str>, key: &str) -> Option<&'q str> {
-    let pairs = query.unwrap_or_default().split('&');
-    pairs.filter_map(|pair| pair.split_once('=')).find(|(name, _)| *name == key).map(|(_, value)| value)
-}
-
 /// `?mode=` and `?path=` of a request to explain: by the mode that it would go by, and as whatever the body looks like, if they are
 /// absent.
 struct How {
@@ -34,18 +29,20 @@ struct How {
 }
 
 impl How {
-    fn read(query: Option<&str>) -> Result<How, &'static str> {
-        let mode = match asked(query, "mode") {
+    fn read(query: Option<&str>) -> Result<How, String> {
+        let query = Query::read(query, &["mode", "path"])?;
+        let mode = match query.get("mode") {
             None => None,
             Some("kv") => Some(Mode::Kv),
             Some("random") => Some(Mode::Random),
-            Some(_) => return Err("mode: unknown; kv or random\n"),
+            Some(_) => return Err("mode: unknown; kv or random\n".to_owned()),
         };
-        let endpoint = match asked(query, "path").map(|path| Route::of(&Method::POST, path)) {
+        let endpoint = match query.get("path").map(|path| Route::of(&Method::POST, path)) {
             None => None,
             Some(Route::Routed(endpoint)) => Some(endpoint),
             Some(_) => {
-                return Err("path: /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages\n");
+                let paths = "/v1/chat/completions, /v1/completions, /v1/responses or /v1/messages";
+                return Err(format!("path: unknown; {paths}\n"));
             }
         };
         Ok(How { mode, endpoint })
@@ -57,22 +54,18 @@ pub(super) async fn explain(proxy: Arc<Proxy>, request: Request<Incoming>) -> Pa
     let config = proxy.config.load_full();
     let How { mode, endpoint } = match How::read(request.uri().query()) {
         Ok(how) => how,
-        Err(why) => return text(StatusCode::BAD_REQUEST, why),
+        Err(why) => return text(StatusCode::BAD_REQUEST, &why),
     };
-    let body = match Limited::new(request.into_body(), config.limits.body).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) => {
-            return text(StatusCode::BAD_REQUEST, &format!("the body cannot be read: {error}\n"));
-        }
+    let (body, _held) = match body::read(&proxy, request, config.limits.body).await {
+        Ok(read) => read,
+        Err(refused) => return refused,
     };
-    // A large body takes milliseconds, and the runtime's threads have requests to move.
-    let explained = tokio::task::spawn_blocking(move || proxy.explain(endpoint, &body, mode)).await;
-    match explained {
-        Ok(Ok(explanation)) => json_page(&explanation),
-        Ok(Err(Unexplained::NoWorker)) => {
+    match proxy.explain_apart(endpoint, body, mode).await {
+        Some(Ok(explanation)) => json_page(&explanation),
+        Some(Err(Unexplained::NoWorker)) => {
             text(StatusCode::SERVICE_UNAVAILABLE, "no worker can take such a request now\n")
         }
-        Ok(Err(Unexplained::Unread(opaque))) => {
+        Some(Err(Unexplained::Unread(opaque))) => {
             let reason = Fallback::from(opaque).as_str();
             let why = match opaque {
                 Opaque::Json => "it is not a JSON object",
@@ -85,28 +78,24 @@ pub(super) async fn explain(proxy: Arc<Proxy>, request: Request<Incoming>) -> Pa
             text(StatusCode::UNPROCESSABLE_ENTITY, &said)
         }
         // A panic there has printed where it was.
-        Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the decision could not be worked out\n"),
+        None => text(StatusCode::INTERNAL_SERVER_ERROR, "the decision could not be worked out\n"),
     }
 }
 
 /// The last decisions, newest first; `?last=` limits how many.
 pub(super) fn decisions(proxy: &Proxy, query: Option<&str>) -> Page {
-    let last = match asked(query, "last").map(str::parse) {
-        None => usize::MAX,
-        Some(Ok(last)) => last,
-        Some(Err(_)) => return text(StatusCode::BAD_REQUEST, "last: must be a number\n"),
-    };
-    object(StatusCode::OK, &json!({"decisions": proxy.decisions.last(last)}))
+    match Query::read(query, &["last"]).and_then(|query| query.number("last", usize::MAX)) {
+        Ok(last) => object(StatusCode::OK, &json!({"decisions": proxy.decisions.last(last)})),
+        Err(why) => text(StatusCode::BAD_REQUEST, &why),
+    }
 }
 
 /// Where the prefixes live that are asked for most; `?most=` says how many.
 pub(super) fn prefixes(proxy: &Proxy, query: Option<&str>) -> Page {
-    let most = match asked(query, "most").map(str::parse) {
-        None => PREFIXES,
-        Some(Ok(most)) => most,
-        Some(Err(_)) => return text(StatusCode::BAD_REQUEST, "most: must be a number\n"),
-    };
-    object(StatusCode::OK, &json!({"prefixes": proxy.homes(most)}))
+    match Query::read(query, &["most"]).and_then(|query| query.number("most", PREFIXES)) {
+        Ok(most) => object(StatusCode::OK, &json!({"prefixes": proxy.homes(most)})),
+        Err(why) => text(StatusCode::BAD_REQUEST, &why),
+    }
 }
 
 fn json_page(value: &impl Serialize) -> Page {

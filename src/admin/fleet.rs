@@ -4,6 +4,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::answer::{Page, object, text};
+use super::query::decoded;
 use crate::metrics::Label;
 use crate::proxy::Proxy;
 
@@ -55,7 +56,7 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
     json!({"mode": proxy.config.load().mode, "workers": workers})
 }
 
-/// `POST /workers/<name>/drain` and `/resume`; `rest` is what follows `/workers/`.
+/// `POST /workers/<name>/drain` and `/resume`; `rest` is what follows `/workers/`. The name may be percent-encoded.
 pub(super) fn set_draining(proxy: &Proxy, rest: &str) -> Page {
     let (name, draining) = match rest.rsplit_once('/') {
         Some((name, "drain")) => (name, true),
@@ -67,11 +68,15 @@ pub(super) fn set_draining(proxy: &Proxy, rest: &str) -> Page {
             );
         }
     };
-    let Some(worker) = proxy.fleet.set_draining(name, draining) else {
+    let Some(name) = decoded(name) else {
+        return text(StatusCode::BAD_REQUEST, "the worker's name: must be UTF-8, percent-encoded\n");
+    };
+    let Some(worker) = proxy.fleet.set_draining(&name, draining) else {
         let fleet = proxy.fleet.snapshot();
         let names: Vec<String> = fleet.workers.iter().take(NAMED).map(|worker| worker.url.label()).collect();
         let more = if fleet.workers.len() > NAMED { " and more" } else { "" };
-        let message = format!("no worker is called {name}; there are: {}{more}\n", names.join(" "));
+        let message =
+            format!("no worker is called {}; there are: {}{more}\n", name.escape_debug(), names.join(" "));
         return text(StatusCode::NOT_FOUND, &message);
     };
     let told = json!({

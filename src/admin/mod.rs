@@ -1,9 +1,11 @@
 //! The operator's listener, apart from the clients': metrics, health, what is known of the fleet, and what an operator turns.
 
 mod answer;
+mod body;
 mod explain;
 mod fleet;
 mod guard;
+mod query;
 mod series;
 mod status;
 
@@ -13,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -26,6 +27,7 @@ use crate::config::Mode;
 use crate::lifecycle::Phase;
 use crate::proxy::Proxy;
 use answer::{Page, object, page, text};
+use query::Query;
 use series::Series;
 
 /// Largest body that is read here: a mode's name.
@@ -76,8 +78,8 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Page, Infallible> {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    if !reads && guard::is_of_another_site(request.headers()) {
-        return Ok(text(StatusCode::FORBIDDEN, "refused: this was sent by a page of another site\n"));
+    if !reads && let Some(why) = guard::refusal(request.headers(), &proxy.config.load().admin_names) {
+        return Ok(text(StatusCode::FORBIDDEN, &why));
     }
     let path = request.uri().path();
     if reads && let Some(file) = status::file(path) {
@@ -88,9 +90,9 @@ async fn answer(
         (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
         (&Method::GET | &Method::HEAD, "/readyz") => readiness(&proxy),
         (&Method::GET, "/fleet") => object(StatusCode::OK, &fleet::fleet(&proxy)),
-        (&Method::GET, "/series") => match since(&request) {
-            Some(since) => object(StatusCode::OK, &series.tell(&proxy, since)),
-            None => text(StatusCode::BAD_REQUEST, "since: must be the number of a sample\n"),
+        (&Method::GET, "/series") => match since(request.uri().query()) {
+            Ok(since) => object(StatusCode::OK, &series.tell(&proxy, since)),
+            Err(why) => text(StatusCode::BAD_REQUEST, &why),
         },
         (&Method::GET, "/config") => page(StatusCode::OK, "application/yaml", proxy.config.load().to_yaml()),
         (&Method::GET, "/mode") => object(StatusCode::OK, &json!({"mode": proxy.config.load().mode})),
@@ -118,10 +120,9 @@ async fn answer(
     })
 }
 
-/// The sample after which more are wanted; 0 if nothing is said. `None` if it is no number.
-fn since(request: &Request<Incoming>) -> Option<u64> {
-    let query = request.uri().query().unwrap_or_default();
-    query.split('&').find_map(|pair| pair.strip_prefix("since=")).map_or(Some(0), |since| since.parse().ok())
+/// The sample after which more are wanted; 0 if nothing is said.
+fn since(query: Option<&str>) -> Result<u64, String> {
+    Query::read(query, &["since"])?.number("since", 0)
 }
 
 /// The page for Prometheus. It is made apart from the threads that have requests to move: with many workers it takes some
@@ -159,9 +160,9 @@ fn readiness(proxy: &Proxy) -> Page {
 
 /// Takes `kv`, `random`, or `{"mode": "kv"}`.
 async fn set_mode(proxy: &Proxy, request: Request<Incoming>) -> Page {
-    let body = match Limited::new(request.into_body(), BODY).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(_) => return text(StatusCode::BAD_REQUEST, "the body cannot be read; send kv or random\n"),
+    let (body, _held) = match body::read(proxy, request, BODY).await {
+        Ok(read) => read,
+        Err(refused) => return refused,
     };
     let asked = match serde_json::from_slice::<Value>(&body) {
         Ok(Value::Object(object)) => object.get("mode").and_then(Value::as_str).map(str::to_owned),

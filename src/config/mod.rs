@@ -124,6 +124,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the operator connects: metrics, health, control.
     pub admin: SocketAddr,
+    /// Host names of the admin listener by which browsers may change something, in lower case, beside those that are safe anyhow.
+    pub admin_names: Vec<String>,
     /// What clients are shown; they connect without TLS if absent.
     pub tls: Option<Tls>,
     pub mode: Mode,
@@ -159,6 +161,7 @@ impl Default for Config {
         Config {
             listen: SocketAddr::from(([0, 0, 0, 0], 8080)),
             admin: SocketAddr::from(([0, 0, 0, 0], 9090)),
+            admin_names: Vec::new(),
             tls: None,
             mode: Mode::Kv,
             random: Random::default(),
@@ -263,6 +266,7 @@ impl Config {
         Ok(Config {
             listen: raw.listen,
             admin: raw.admin,
+            admin_names: raw.admin_names.into_iter().map(|name| name.0).collect(),
             tls: raw.tls,
             mode: raw.mode,
             random: raw.random,

@@ -24,6 +24,7 @@ pub struct Raw {
     pub listen: SocketAddr,
     #[serde(deserialize_with = "scalar::listen")]
     pub admin: SocketAddr,
+    pub admin_names: Vec<HostName>,
     pub tls: Option<Tls>,
     pub mode: Mode,
     pub random: Random,
@@ -49,6 +50,7 @@ impl Default for Raw {
         Raw {
             listen: config.listen,
             admin: config.admin,
+            admin_names: Vec::new(),
             tls: config.tls,
             mode: config.mode,
             random: config.random,
@@ -67,6 +69,22 @@ impl Default for Raw {
             drain: config.drain,
             log: config.log,
         }
+    }
+}
+
+/// A host's name, in lower case and nothing beside it.
+pub struct HostName(pub String);
+
+impl<'de> Deserialize<'de> for HostName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<HostName, D::Error> {
+        scalar::checked(from, |text| {
+            let name = text.trim_end_matches('.').to_ascii_lowercase();
+            let sound = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+            match !name.is_empty() && name.bytes().all(sound) {
+                true => Ok(HostName(name)),
+                false => Err(format!("`{text}` is not a host name; write it without scheme, port and path")),
+            }
+        })
     }
 }
 

@@ -60,10 +60,21 @@ impl Target {
         let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let uri: Uri = with_scheme.parse().with_context(|| format!("`{url}` is not a URL"))?;
         if uri.scheme_str() != Some("http") {
-            bail!("`{url}`: only http:// targets can be measured");
+            bail!("`{url}`: only http:// is spoken here");
         }
-        let host = uri.host().with_context(|| format!("`{url}` has no host"))?;
-        let port = uri.port_u16().unwrap_or(80);
+        let authority = uri.authority().with_context(|| format!("`{url}` has no host"))?;
+        if authority.as_str().contains('@') || uri.query().is_some() || url.contains('#') {
+            bail!("`{url}`: write it as http://HOST:PORT, without user, query or fragment");
+        }
+        let host = authority.host();
+        // `uri.port_u16` takes a port that is no port for none.
+        let port = match authority.as_str()[host.len()..].strip_prefix(':') {
+            None => 80,
+            Some(port) => match port.parse::<u16>() {
+                Ok(port) if port > 0 => port,
+                _ => bail!("`{url}`: the port is a number from 1 to 65535"),
+            },
+        };
         let bare_host = host.trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<SocketAddr> = tokio::net::lookup_host((bare_host, port))
             .await
@@ -115,8 +126,8 @@ impl Target {
         let has_body = !body.is_empty();
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
-        let uri = format!("{}{}", self.path_prefix, path);
-        *request.uri_mut() = Uri::try_from(uri).unwrap_or_else(|_| Uri::from_static("/"));
+        // Paths of load are constants; those of calls are checked there.
+        *request.uri_mut() = self.uri(path).unwrap_or_default();
         let headers = request.headers_mut();
         headers.extend(self.headers.clone());
         if let Ok(host) = HeaderValue::from_str(&self.authority) {
@@ -126,6 +137,10 @@ impl Target {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         request
+    }
+
+    fn uri(&self, path: &str) -> Result<Uri, http::uri::InvalidUri> {
+        format!("{}{}", self.path_prefix, path).try_into()
     }
 
     /// `GET path`, whole: the status and the body as text.
@@ -149,6 +164,7 @@ impl Target {
 
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, String)> {
         let what = format!("{method} http://{}{}{path}", self.authority, self.path_prefix);
+        self.uri(path).with_context(|| format!("`{path}` is not a path"))?;
         let exchange = async {
             let mut connection = self.connect().await.context("cannot connect")?;
             let response: Response<Incoming> =
@@ -196,9 +212,18 @@ mod tests {
 
     #[tokio::test]
     async fn names_what_is_wrong_with_a_url() {
-        for (url, complaint) in
-            [("https://127.0.0.1", "only http://"), ("http://", "`http://`"), ("http://a b", "`http://a b`")]
-        {
+        for (url, complaint) in [
+            ("https://127.0.0.1", "only http://"),
+            ("http://", "`http://`"),
+            ("http://a b", "`http://a b`"),
+            ("http://127.0.0.1:99999", "from 1 to 65535"),
+            ("127.0.0.1:", "from 1 to 65535"),
+            ("127.0.0.1:0", "from 1 to 65535"),
+            ("[::1]:x", "`[::1]:x`"),
+            ("http://me:word@127.0.0.1", "without user"),
+            ("127.0.0.1/?a=b", "without user, query"),
+            ("127.0.0.1:80,127.0.0.1:70000", "`127.0.0.1:70000`"),
+        ] {
             let error = format!("{:#}", Target::resolve(url).await.unwrap_err());
             assert!(error.contains(complaint), "{url}: {error}");
         }

@@ -9,8 +9,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Admin, ModeName, read};
-use crate::experiment::target::Target;
+use super::{Admin, ModeName, encoded, read};
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
@@ -68,8 +67,8 @@ pub async fn explain(args: &ExplainArgs, out: &mut impl Write) -> Result<()> {
     } else {
         body = std::fs::read(&args.file).with_context(|| args.file.display().to_string())?;
     }
-    let admin = Target::resolve(&args.admin.url).await?;
-    let path = args.path.iter().map(|path| format!("path={path}"));
+    let admin = args.admin.target().await?;
+    let path = args.path.iter().map(|path| format!("path={}", encoded(path)));
     let mode = args.mode.iter().map(|mode| format!("mode={}", mode.mode().as_str()));
     let query: Vec<String> = path.chain(mode).collect();
     let asked = format!("/explain?{}", query.join("&"));

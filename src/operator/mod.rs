@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -23,6 +24,24 @@ pub struct Admin {
     #[arg(long = "admin", value_name = "URL", default_value = "http://127.0.0.1:9090")]
     url: String,
 }
+
+impl Admin {
+    async fn target(&self) -> Result<Target> {
+        if self.url.contains(',') {
+            bail!("--admin {}: one address; each replica has its own fleet to tell of", self.url);
+        }
+        Target::resolve(&self.url).await.context("--admin")
+    }
+}
+
+/// `text` as a part of a path or a query.
+fn encoded(text: &str) -> impl std::fmt::Display {
+    utf8_percent_encode(text, PLAIN)
+}
+
+/// What is written as it is: what RFC 3986 (2.3) leaves unreserved, and what addresses are made of.
+const PLAIN: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':').remove(b'/');
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
@@ -92,7 +111,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// # Errors
 /// If the proxy cannot be asked, or standard output is closed.
 pub async fn status(args: &StatusArgs, out: &mut impl Write) -> Result<()> {
-    let admin = Target::resolve(&args.admin.url).await?;
+    let admin = args.admin.target().await?;
     let Some(seconds) = args.watch else {
         let table = status::table(&get(&admin, "/fleet").await?)?;
         return out.write_all(table.as_bytes()).context("standard output");
@@ -123,7 +142,7 @@ fn redrawn(text: &str) -> String {
 /// # Errors
 /// If the proxy cannot be asked, or refuses.
 pub async fn mode(args: &ModeArgs, out: &mut impl Write) -> Result<()> {
-    let admin = Target::resolve(&args.admin.url).await?;
+    let admin = args.admin.target().await?;
     let answer = match args.mode {
         None => get(&admin, "/mode").await?,
         Some(name) => read(&admin, "PUT /mode", admin.put("/mode", name.mode().as_str()).await?)?,
@@ -141,8 +160,8 @@ pub async fn workers(args: &WorkersArgs, out: &mut impl Write) -> Result<()> {
         WorkersCommand::Drain { worker, .. } => (worker, "drain"),
         WorkersCommand::Resume(worker) => (worker, "resume"),
     };
-    let admin = Target::resolve(&named.admin.url).await?;
-    let path = format!("/workers/{}/{verb}", named.name);
+    let admin = named.admin.target().await?;
+    let path = format!("/workers/{}/{verb}", encoded(&named.name));
     let told = read(&admin, &format!("POST {path}"), admin.post(&path, &Value::Null).await?)?;
     let number = |key: &str| told[key].as_u64().with_context(|| not_ours(&admin));
     let (in_flight, usable) = (number("in_flight")?, number("usable")?);

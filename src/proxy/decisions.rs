@@ -2,8 +2,11 @@
 //! neither, only their hashes.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -144,26 +147,47 @@ impl WorkerPrice {
 }
 
 /// The last decisions, newest last.
-#[derive(Default)]
-pub struct Decisions(Mutex<VecDeque<Decided>>);
+pub struct Decisions {
+    /// How many are kept.
+    most: AtomicUsize,
+    kept: Mutex<VecDeque<Decided>>,
+}
 
 impl Decisions {
-    /// Keeps `decided`, if any are kept, and no more than `most`.
-    pub fn keep(&self, most: usize, decided: impl FnOnce() -> Decided) {
-        if most == 0 {
+    /// Keeps the last `most`.
+    pub fn new(most: usize) -> Decisions {
+        Decisions { most: AtomicUsize::new(most), kept: Mutex::default() }
+    }
+
+    /// Keeps the last `most` from now on, and of those that are there.
+    pub fn limit(&self, most: usize) {
+        let mut kept = self.kept.lock();
+        self.most.store(most, Ordering::Relaxed);
+        let over = kept.len().saturating_sub(most);
+        kept.drain(..over);
+        kept.shrink_to(most);
+    }
+
+    /// Keeps `decided`, if any are kept.
+    pub fn keep(&self, decided: impl FnOnce() -> Decided) {
+        if self.most.load(Ordering::Relaxed) == 0 {
             return;
         }
         let decided = decided();
-        let mut kept = self.0.lock();
-        while kept.len() >= most {
+        let mut kept = self.kept.lock();
+        // As it is now: it may have been limited meanwhile.
+        let most = self.most.load(Ordering::Relaxed);
+        while kept.len() >= most.max(1) {
             kept.pop_front();
         }
-        kept.push_back(decided);
+        if most > 0 {
+            kept.push_back(decided);
+        }
     }
 
     /// The last `most`, newest first.
     pub fn last(&self, most: usize) -> Vec<Explanation> {
-        self.0.lock().iter().rev().take(most).map(|decided| decided.explain(NEAREST)).collect()
+        self.kept.lock().iter().rev().take(most).map(|decided| decided.explain(NEAREST)).collect()
     }
 }
 
@@ -177,11 +201,25 @@ pub enum Unexplained {
 }
 
 impl Proxy {
+    /// [`Proxy::explain`] apart from the runtime's threads, which have requests to move; waits its turn among other large readings.
+    /// `None` if it panicked.
+    pub async fn explain_apart(
+        self: Arc<Self>,
+        endpoint: Option<Endpoint>,
+        body: Bytes,
+        mode: Option<Mode>,
+    ) -> Option<Result<Explanation, Unexplained>> {
+        let proxy = self.clone();
+        let _turn = self.large_reads.acquire().await.ok()?;
+        // A panic there has printed where it was.
+        tokio::task::spawn_blocking(move || proxy.explain(endpoint, &body, mode)).await.ok()
+    }
+
     /// Where a request with this body would go now, and why; it goes nowhere. By `mode`, or else by that of its arm.
     ///
     /// # Errors
     /// If there is no prompt to be read, or no worker.
-    pub fn explain(
+    fn explain(
         &self,
         endpoint: Option<Endpoint>,
         body: &[u8],

@@ -126,13 +126,13 @@ impl Proxy {
             feedback: Feedback::new(config.cache.bytes_per_token),
             block_bytes: config.cache.block_bytes,
             budget: ArcSwap::from_pointee(budget(&config.retries)),
-            config: ArcSwap::from_pointee(config),
             open: Arc::default(),
             turn: tokio::sync::Mutex::default(),
             large_reads: tokio::sync::Semaphore::new(half_the_machine()),
             complaints: Complaints::default(),
-            decisions: Decisions::default(),
+            decisions: Decisions::new(config.explain.keep),
             prefixes: Prefixes::default(),
+            config: ArcSwap::from_pointee(config),
             shadow,
             fleet,
             planner,
@@ -158,6 +158,7 @@ impl Proxy {
             self.fleet.set_scrape_settings(config.scrape.clone());
         }
         self.fleet.configure(&config.workers);
+        self.decisions.limit(config.explain.keep);
         self.config.rcu(|now| Config { mode: mode.unwrap_or(now.mode), ..config.clone() });
         self.metrics.set_mode(self.config.load().mode);
     }

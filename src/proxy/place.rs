@@ -231,7 +231,7 @@ impl Proxy {
             self.prefixes.saw(&asked.ask.chain);
         }
         let decided = || Decided::new(asked, mode, decision, fleet.names());
-        self.decisions.keep(config.explain.keep, decided);
+        self.decisions.keep(decided);
         worker.metrics.requests.inc();
         worker.metrics.in_flight.inc();
         worker.activity.begin();
