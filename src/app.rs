@@ -44,8 +44,8 @@ pub enum StartError {
     Bind { key: &'static str, address: SocketAddr, cause: io::Error },
     #[error("{0}")]
     Tls(String),
-    #[error("workers.kubernetes: {0}")]
-    Kubernetes(String),
+    #[error("{0}")]
+    Workers(String),
     #[error("log.access.to: cannot be opened: {0}")]
     Access(io::Error),
     #[error("log.traces.to: {0}")]
@@ -80,9 +80,7 @@ pub struct Bound {
 pub fn build(config: Config) -> Result<Bound, StartError> {
     let tls = config.tls.as_ref().map(Acceptor::new).transpose().map_err(StartError::Tls)?;
     let (secure, authorities) = Secure::new(&config.workers.tls).map_err(StartError::Tls)?;
-    if !config.workers.kubernetes.is_empty() {
-        discovery::kubernetes::check(&config.workers).map_err(StartError::Kubernetes)?;
-    }
+    discovery::check(&config.workers).map_err(StartError::Workers)?;
     let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
     let (traces, spans) = Traces::open(&config.log.traces)?;
     let records = Records { access, traces };
@@ -141,17 +139,16 @@ impl Bound {
             let mode = proxy.config.load().mode.as_str();
             tracing::info!(%clients, admin = %operator, mode, "serving");
         }
-        let (api_key, api, connect) = {
+        let (api_key, connect) = {
             let config = proxy.config.load();
-            let workers = &config.workers;
-            (workers.api_key.clone(), workers.kubernetes_api.clone(), config.timeouts.connect)
+            (config.workers.api_key.clone(), config.timeouts.connect)
         };
         // Dropped at the end, and with it whatever still runs in it.
         let mut tasks = JoinSet::new();
         tasks.spawn(probe::run(proxy.fleet.clone(), api_key.clone(), connect));
         tasks.spawn(scrape::run(proxy.fleet.clone(), api_key.clone(), connect));
         tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
-        tasks.spawn(discovery::run(proxy.fleet.clone(), proxy.metrics.clone(), api));
+        tasks.spawn(discovery::run(proxy.fleet.clone(), proxy.metrics.clone()));
         tasks.spawn(tick(proxy.clone()));
         tasks.spawn(admin::serve(operator, proxy.clone()));
         tasks.spawn(authorities.follow());
@@ -165,6 +162,7 @@ impl Bound {
         }
         let spans = spans.map(|spans| tokio::spawn(spans.run()));
         let ended = leave(&proxy, &stop).await;
+        proxy.fleet.last_words();
         proxy.records.traces.finish();
         if let Some(spans) = spans {
             let _ = timeout(LAST_SPANS, spans).await;
@@ -245,7 +243,10 @@ fn follow_config(file: Source, proxy: Arc<Proxy>) -> impl Future<Output = ()> {
 }
 
 fn take_up(proxy: &Proxy, from_file: &mut Arc<Config>, read: Result<Config, ConfigError>) {
-    let result = match read {
+    // What the next start would refuse is refused now, while there is somebody to read it.
+    let checked = read.map_err(|error| error.to_string());
+    let checked = checked.and_then(|new| discovery::check(&new.workers).map(|()| new));
+    let result = match checked {
         Err(error) => {
             tracing::error!("the edited config is refused and the old one stays in force: {error}");
             Reload::Refused
@@ -305,13 +306,12 @@ macro_rules! fixed {
     };
 }
 
-const FIXED: [Fixed; 12] = fixed! {
+const FIXED: [Fixed; 11] = fixed! {
     "listen": listen,
     "admin": admin,
     "tls": tls,
     "shadow": shadow,
     "workers.tls": workers.tls,
-    "workers.kubernetes_api": workers.kubernetes_api,
     "workers.zone_file": workers.zone_file,
     "workers.api_key_file": workers.api_key_file,
     "cache": cache,
@@ -400,5 +400,32 @@ mod tests {
         assert_eq!(in_force.limits, Limits { queue: other.limits.queue, ..config.limits.clone() });
         assert_eq!(needs_restart(&in_force, &other), ["cache", "limits.connections"]);
         assert!(needs_restart(&edited.take_up(&config), &config).is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_edit_that_the_next_start_would_refuse_is_refused() {
+        let parsed = |api: &str| {
+            let text =
+                format!("workers: {{kubernetes: [{{service: a, namespace: b}}], kubernetes_api: {api}}}");
+            let workers = Config::parse(&text, std::path::Path::new("c.yaml")).unwrap().workers;
+            Config { workers, ..config() }
+        };
+        let mut edited = Edited::begin(&config());
+        let bad = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(bad.path(), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        let bad = bad.path().display();
+        for api in ["{}", "{url: 'https://127.0.0.1:1', ca: /nonexistent}", "{url: 'https://127.0.0.1:1'}"] {
+            assert!(build(parsed(api)).is_err(), "{api}");
+            assert!(edited.take_up(&parsed(api)).workers.kubernetes.is_empty(), "{api}");
+        }
+        let no_certificate = format!("{{url: 'https://127.0.0.1:1', ca: '{bad}', token_file: '{bad}'}}");
+        assert!(build(parsed(&no_certificate)).is_err());
+        assert!(edited.take_up(&parsed(&no_certificate)).workers.kubernetes.is_empty());
+        let page = String::from_utf8(edited.proxy.metrics.render()).unwrap();
+        assert!(page.contains("warmroute_config_reloads_total{result=\"refused\"} 4"), "{page}");
+        // How the API server is reached is part of the edit.
+        let in_force = edited.take_up(&parsed("{url: 'http://127.0.0.1:1'}"));
+        assert_eq!(in_force.workers.kubernetes_api.url.as_deref(), Some("http://127.0.0.1:1"));
+        assert_eq!(edited.proxy.fleet.sources_status().0.len(), 1);
     }
 }

@@ -31,9 +31,17 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ),
         ("timeouts:\n  connect: -1s\n", "c.yaml:3: timeouts.connect: ", "`-1s` is not a duration"),
         ("timeouts:\n  connect: 5\n", "c.yaml:3: timeouts.connect: ", "write a number and a unit"),
-        ("timeouts:\n  connect: [1s]\n", "c.yaml:3: timeouts.connect: ", "expected a single value"),
+        (
+            "timeouts:\n  connect: [1s]\n",
+            "c.yaml:3: timeouts.connect: ",
+            "a list is here, where a single value should be",
+        ),
         ("timeouts:\n  connect: 1s\n  connect: 2s\n", "c.yaml:3: timeouts: ", "duplicate"),
-        ("timeouts: 5s\n", "c.yaml:2: timeouts: ", "invalid type"),
+        (
+            "timeouts: 5s\n",
+            "c.yaml:2: timeouts: ",
+            "text is here, where keys with values, as in `key: value`, should be",
+        ),
         ("mode: sticky\n", "c.yaml:2: mode: ", "unknown variant `sticky`, expected `kv` or `random`"),
         ("random:\n  draw: pod\n", "c.yaml:3: random.draw: ", "expected `connection` or `request`"),
         ("listen: 0.0.0.0:99999\n", "c.yaml:2: listen: ", "port up to 65535"),
@@ -128,6 +136,24 @@ fn where_workers_are_found_is_checked_one_by_one() {
             "label selector",
         ),
         (
+            "kubernetes: [{selector: 'a in ('}]",
+            "c.yaml:1: workers.kubernetes[0].selector: ",
+            "opens a parenthesis and does not close it",
+        ),
+        (
+            "kubernetes: {service: a}",
+            "c.yaml:1: workers.kubernetes: ",
+            "keys with values is here, where a list should be",
+        ),
+        ("static: [a]", "c.yaml:1: workers.static[0]: ", "text is here, where keys with values"),
+        (
+            "kubernetes_api: [a]",
+            "c.yaml:1: workers.kubernetes_api: ",
+            "a list is here, where keys with values",
+        ),
+        ("tls: 5", "c.yaml:1: workers.tls: ", "a number is here, where keys with values"),
+        ("zone_file: [a]", "c.yaml:1: workers.zone_file: ", "a list is here, where a single value should be"),
+        (
             "kubernetes: [{service: a, namespace: b.c}]",
             "c.yaml:1: workers.kubernetes[0].namespace: ",
             "`b.c`",
@@ -176,6 +202,17 @@ fn where_workers_are_found_is_checked_one_by_one() {
         let said = refusal(&format!("workers: {{{list}}}\n"));
         assert!(said.starts_with(place), "{list}: {said}");
         assert!(said.contains(words), "{list}: {said}");
+    }
+    for (text, words) in [
+        (
+            "workers: []\n",
+            "c.yaml:1: workers: a list is here, where keys with values, as in `key: value`, should be",
+        ),
+        ("workers: [\n", "c.yaml:1: workers: a list is here, where keys with values"),
+        ("- workers\n", "c.yaml:1: the file: a list is here, where keys with values"),
+    ] {
+        let said = refusal(text);
+        assert!(said.starts_with(words), "{text}: {said}");
     }
     let text = "workers: {kubernetes: [{service: a, port: http}, {selector: 'app=b,tier in (c,d)', namespace: e, port: 8000}], \
                 dns: [{name: B.c., port: 8000}, {srv: _http._tcp.b, interval: 1s}]}";

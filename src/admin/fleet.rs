@@ -53,7 +53,8 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
             })
         })
         .collect();
-    json!({"mode": proxy.config.load().mode, "workers": workers})
+    let (sources, kept) = proxy.fleet.sources_status();
+    json!({"mode": proxy.config.load().mode, "sources": sources, "kept": kept, "workers": workers})
 }
 
 /// `POST /workers/<name>/drain` and `/resume`; `rest` is what follows `/workers/`. The name may be percent-encoded.

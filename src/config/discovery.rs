@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::scalar;
+use super::{scalar, selector};
 
 /// How workers of one source are spoken to, and what is told of them all.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -142,15 +142,13 @@ fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
     })
 }
 
-/// The API server's own parser has the last word; this keeps what would be read as other parameters out.
 fn selector<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let allowed = |c: char| {
-        c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | '=' | '!' | ',' | '(' | ')' | ' ')
-    };
     scalar::checked(from, |text| match text {
         "" => Ok(None),
-        text if text.chars().all(allowed) => Ok(Some(text.to_owned())),
-        text => Err(format!("`{text}` is not a label selector, as in app=vllm,tier in (a,b)")),
+        text => match selector::check(text) {
+            Ok(()) => Ok(Some(text.to_owned())),
+            Err(why) => Err(format!("`{text}` is not a label selector, as in app=vllm,tier in (a,b): {why}")),
+        },
     })
 }
 

@@ -6,6 +6,7 @@ pub mod discovery;
 pub mod raw;
 pub mod scalar;
 pub mod sections;
+pub mod selector;
 pub mod tls;
 pub mod traces;
 pub mod trial;

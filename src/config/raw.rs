@@ -183,7 +183,7 @@ pub fn read(text: &str) -> Result<Raw, RawError> {
         let message = error.to_string();
         // The place is told in front of the message, where editors and terminals look for it.
         let message = message.split_once(" at line ").map_or(message.as_str(), |(message, _)| message);
-        RawError { line, message: message.to_owned() }
+        RawError { line, message: in_words(message) }
     })?;
     let RawWorkers { fixed, kubernetes, dns, .. } = &raw.workers;
     if fixed.is_empty() && kubernetes.is_empty() && dns.is_empty() {
@@ -192,6 +192,29 @@ pub fn read(text: &str) -> Result<Raw, RawError> {
         ));
     }
     Ok(raw)
+}
+
+/// The reader's message, where it is about kinds of values, in words that know nothing of how this program calls its parts.
+fn in_words(message: &str) -> String {
+    let Some((key, kinds)) = message.split_once("invalid type: ") else { return message.to_owned() };
+    let Some((found, wanted)) = kinds.rsplit_once(", expected ") else { return message.to_owned() };
+    let key = if key.is_empty() { "the file: " } else { key };
+    let found = match found.split(' ').next().unwrap_or_default() {
+        "sequence" => "a list",
+        "map" => "keys with values",
+        "unit" => "nothing",
+        "string" => "text",
+        "integer" | "floating" => "a number",
+        "boolean" => "a truth value",
+        _ => found,
+    };
+    let wanted = match wanted.split(' ').next().unwrap_or_default() {
+        "struct" | "map" => "keys with values, as in `key: value`,",
+        "sequence" => "a list",
+        "enum" | "string" | "path" => "a single value",
+        _ => wanted,
+    };
+    format!("{key}{found} is here, where {wanted} should be")
 }
 
 /// Writes anything as YAML.

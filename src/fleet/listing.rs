@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Fleet;
 use super::models::Models;
+use super::news::News;
 use super::scrape::scrape_request;
 use super::worker::Worker;
 use crate::config::Secret;
@@ -113,7 +114,7 @@ impl Fleet {
         };
         let before = std::mem::replace(&mut worker.listed.lock().fault, fault.clone());
         if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
-            tracing::warn!(worker = %worker.url, path = PATH, "list of models: {fault}");
+            self.board.put(&worker.url, News::NoModels { path: PATH, fault });
         }
         if let Some(models) = models {
             self.take_models(worker, models);
@@ -130,7 +131,7 @@ impl Fleet {
                 return;
             }
             let count = models.as_ref().map(|models| models.names().len());
-            tracing::info!(worker = %worker.url, models = count, "the models that it serves");
+            self.board.put(&worker.url, News::Models(count));
             worker.metrics.set_models(count);
             listed.models = models.map(Arc::new);
         }

@@ -11,6 +11,7 @@ pub mod feedback;
 pub mod health;
 pub mod listing;
 pub mod models;
+mod news;
 pub mod probe;
 pub mod reading;
 pub mod roster;
@@ -37,7 +38,8 @@ use activity::Found;
 use connection::ExchangeError;
 use health::{Event, Reason, Standing};
 use models::{Directory, Group};
-use roster::{Member, Roster, Source};
+use news::{Board, News};
+use roster::{KeptStatus, Member, Roster, Source, SourceStatus};
 use stream::Secure;
 use worker::Worker;
 
@@ -157,6 +159,8 @@ pub struct Fleet {
     scrape: ArcSwap<config::Scrape>,
     planner: Arc<Planner>,
     metrics: Arc<Metrics>,
+    /// What is still to be said of workers in the log.
+    board: Board,
     secure: Secure,
     clock: Clock,
 }
@@ -180,6 +184,7 @@ impl Fleet {
             scrape: ArcSwap::from_pointee(config::Scrape::default()),
             planner,
             metrics,
+            board: Board::default(),
             secure,
             clock,
         })
@@ -210,10 +215,20 @@ impl Fleet {
     /// Takes up whom the config names and where others are to be found.
     pub fn configure(&self, workers: &config::Workers) {
         self.writing.lock().zone.clone_from(&workers.zone);
+        let mut kept = Vec::new();
         self.publish(|roster| {
             roster.configure(workers);
+            kept = roster.kept();
             true
         });
+        for KeptStatus { workers, until_heard } in kept {
+            let (workers, until_heard) = (workers.len(), until_heard.join(", "));
+            tracing::info!(
+                workers,
+                until_heard,
+                "workers that no source names any more stay until others are heard"
+            );
+        }
         self.sources.send_if_modified(|sources| {
             let now = Source::all(workers);
             let differ = *sources != now;
@@ -222,14 +237,20 @@ impl Fleet {
         });
     }
 
-    /// Takes up whom a source lists now: all of them.
-    pub(super) fn found(&self, source: &Source, members: Vec<Member>) {
-        self.publish(|roster| roster.found(source, members));
+    /// Takes up whom a source lists now: all of them; `fault` is what is wrong with others.
+    pub(super) fn found(&self, source: &Source, members: Vec<Member>, fault: Option<&str>) {
+        self.publish(|roster| roster.found(source, members, fault));
     }
 
     /// A source was asked, and told nothing.
-    pub(super) fn told_nothing(&self, source: &Source) {
-        self.writing.lock().roster.failed(source);
+    pub(super) fn told_nothing(&self, source: &Source, why: &str) {
+        self.writing.lock().roster.failed(source, why);
+    }
+
+    /// How it stands with each source of workers, and who is in the fleet though none names it any more.
+    pub fn sources_status(&self) -> (Vec<SourceStatus>, Vec<KeptStatus>) {
+        let writing = self.writing.lock();
+        (writing.roster.sources(), writing.roster.kept())
     }
 
     /// Sources of workers that have not been asked yet: the process has only just started.
@@ -251,27 +272,28 @@ impl Fleet {
         let old = self.snapshot.load_full();
         let mut known: HashMap<_, _> = old.workers.iter().map(|worker| (&worker.url, worker)).collect();
         let mut workers = Vec::with_capacity(wanted.len());
-        let mut leaving = Vec::new();
+        let (mut leaving, mut news) = (Vec::new(), Vec::new());
         for member in &wanted {
             match known.remove(&member.worker.url) {
                 Some(worker) if worker.is_other_than(member.pod.as_ref()) => {
                     worker.replace();
                     leaving.push(worker);
-                    workers.push(self.join(member));
+                    workers.push(self.join(member, &mut news));
                 }
                 Some(worker) => {
-                    self.edit(worker, member);
+                    self.edit(worker, member, &mut news);
                     workers.push(worker.clone());
                 }
-                None => workers.push(self.join(member)),
+                None => workers.push(self.join(member, &mut news)),
             }
         }
         leaving.extend(known.into_values());
         for gone in leaving {
-            tracing::info!(worker = %gone.url, "worker left");
+            news.push((gone.url.clone(), News::Left));
             self.planner.remove_worker(gone.id);
             self.leaving.lock().push(Arc::downgrade(gone));
         }
+        self.board.put_all(news);
         for (worker, member) in workers.iter().zip(&wanted) {
             let near = member.zone.is_some() && member.zone.as_deref() == writing.zone.as_deref();
             self.planner.set_near(worker.id, near);
@@ -285,16 +307,16 @@ impl Fleet {
         self.capacity.notify_one();
     }
 
-    fn edit(&self, worker: &Arc<Worker>, member: &Member) {
+    fn edit(&self, worker: &Arc<Worker>, member: &Member, news: &mut Vec<(Origin, News)>) {
         if worker.list(member) {
-            tracing::info!(worker = %worker.url, intake = ?member.intake, "worker is listed otherwise");
+            news.push((worker.url.clone(), News::ListedOtherwise(member.intake)));
         }
         let config = &member.worker;
         let before = worker.reconfigure(config.clone());
         if before == *config {
             return;
         }
-        tracing::info!(worker = %worker.url, "worker edited");
+        news.push((worker.url.clone(), News::Edited));
         if before.capacity_tokens != config.capacity_tokens {
             // Where neither says, the readers of the pages assume one.
             self.planner.set_capacity(worker.id, scrape::told_capacity(worker));
@@ -304,7 +326,7 @@ impl Fleet {
         }
     }
 
-    fn join(&self, member: &Member) -> Arc<Worker> {
+    fn join(&self, member: &Member, news: &mut Vec<(Origin, News)>) -> Arc<Worker> {
         let config = &member.worker;
         let hash = blake3::hash(config.url.to_string().as_bytes());
         let mut key = [0; 8];
@@ -316,8 +338,8 @@ impl Fleet {
             prefill_speed: config.prefill_speed,
         });
         let probed = self.settings.load().interval.is_some();
-        let pod = member.pod.as_ref().map(|pod| pod.name.as_ref());
-        tracing::info!(worker = %config.url, pod, "worker joined");
+        let pod = member.pod.as_ref().map(|pod| pod.name.to_string());
+        news.push((config.url.clone(), News::Joined { pod }));
         Arc::new(Worker::new(id, member, probed, self.secure.clone(), &self.metrics))
     }
 
@@ -387,8 +409,7 @@ impl Fleet {
     /// Records that what was believed cached on `worker` has been forgotten.
     pub fn forgot(&self, worker: &Worker, reason: Forgot, blocks: usize) {
         worker.metrics.forgot(reason);
-        let reason = crate::metrics::Label::as_str(reason);
-        tracing::warn!(worker = %worker.url, reason, blocks, "its cache is believed empty");
+        self.board.put(&worker.url, News::Forgotten { reason, blocks });
     }
 
     /// Still the fleet's worker: its slot may have passed to another one since.
@@ -417,11 +438,11 @@ impl Fleet {
         let url = &worker.url;
         match now {
             Standing::Up => {
-                tracing::info!(worker = %url, "worker is up");
+                self.board.put(url, News::Up);
                 worker.relist.notify_one();
             }
             Standing::Out(reason) => {
-                tracing::warn!(worker = %url, ?reason, "worker is out");
+                self.board.put(url, News::Out(reason));
                 if reason == Reason::Unreachable {
                     // A kept connection of a worker that takes no new ones would only hang; and whatever it had cached is
                     // gone with it.
@@ -451,6 +472,12 @@ impl Fleet {
             self.record(worker, Event::Tick);
             worker.pool.close_idle(pool_idle);
         }
+        self.board.tell(now, false);
+    }
+
+    /// Says in the log what is still to be said: nobody ticks any more.
+    pub fn last_words(&self) {
+        self.board.tell(self.clock.now(), true);
     }
 
     /// Brings those gauges up to date that follow what is believed and booked, for somebody who is about to read them.

@@ -12,6 +12,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 use super::Fleet;
 use super::connection::{ExchangeError, Outgoing};
 use super::health::Event;
+use super::news::News;
 use super::worker::Worker;
 use crate::config::Secret;
 
@@ -60,7 +61,9 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Weak<Worker>, key: Option<Secret>,
         if let Some(fault) = &fault
             && said.as_ref() != Some(fault)
         {
-            tracing::warn!(worker = %worker.url, path = settings.path, "health probe failed: {fault}");
+            fleet
+                .board
+                .put(&worker.url, News::ProbeFailed { path: settings.path.clone(), fault: fault.clone() });
         }
         if let Some(event) = event {
             fleet.report(&worker, event);

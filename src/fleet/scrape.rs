@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Fleet;
 use super::connection::{ExchangeError, Outgoing};
 use super::exposition::{CacheConfig, Page, PageReader};
+use super::news::News;
 use super::reading::{Meaning, Readings};
 use super::worker::Worker;
 use crate::config::{Scrape, Secret};
@@ -189,7 +190,7 @@ impl Fleet {
         let before = worker.engine.lock().outcome.replace(outcome);
         if before != Some(outcome) {
             // Said once for each new fault.
-            tracing::warn!(worker = %worker.url, "metrics page: {}", crate::metrics::Label::as_str(outcome));
+            self.board.put(&worker.url, News::PageFailed(outcome));
         }
         if outcome == Scraped::Refused {
             self.forget(worker, Forgot::Refused);
@@ -202,7 +203,7 @@ impl Fleet {
             return;
         }
         let CacheConfig { block_tokens, usable_tokens } = cache;
-        tracing::info!(worker = %worker.url, block_tokens, usable_tokens, "size of its KV cache");
+        self.board.put(&worker.url, News::CacheSize { block_tokens, usable_tokens });
         self.planner.set_engine_block(worker.id, block_tokens);
         match worker.configured_capacity() {
             None => self.planner.set_capacity(worker.id, Some(usable_tokens)),

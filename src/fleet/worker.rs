@@ -272,7 +272,7 @@ impl Worker {
     }
 }
 
-fn by_health(standing: Standing) -> WorkerState {
+pub(super) fn by_health(standing: Standing) -> WorkerState {
     match standing {
         Standing::Starting => WorkerState::Starting,
         Standing::Up => WorkerState::Up,

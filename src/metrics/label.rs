@@ -180,7 +180,7 @@ label! {
         Malformed = "malformed",
         /// The port that is asked for is not among the endpoints'.
         Port = "port",
-        /// The DNS has no such record (any more).
+        /// The DNS has no such record, the cluster no such EndpointSlice (any more).
         Absent = "absent",
     }
 }

@@ -257,6 +257,11 @@ async fn several_services_are_one_fleet() {
     router.proxy.reconfigure(edited, None);
     is_gone(&router, cluster.place(base + 1)).await;
     assert_eq!(fleet(&router).await.len(), 2);
+    let page: Value = serde_json::from_str(&router.admin("/fleet").await).expect("JSON");
+    assert_eq!(
+        (page["sources"][0]["workers"].as_u64(), page["kept"].as_array().map(Vec::len)),
+        (Some(2), Some(0))
+    );
     let source =
         format!(r#"warmroute_discovery_synced{{source="kubernetes:{}/llama:{port}"}}"#, cluster.namespace);
     assert!(!router.admin("/metrics").await.contains(&source));

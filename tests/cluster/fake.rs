@@ -37,6 +37,7 @@ struct Store {
     /// Changes are kept from watches.
     muted: bool,
     denied: bool,
+    watch_denied: bool,
     lists: usize,
 }
 
@@ -118,6 +119,11 @@ impl Fake {
         self.store.lock().denied = denied;
     }
 
+    /// Whoever asks may list and not watch.
+    pub fn deny_watch(&self, denied: bool) {
+        self.store.lock().watch_denied = denied;
+    }
+
     pub fn lists(&self) -> usize {
         self.store.lock().lists
     }
@@ -147,6 +153,9 @@ impl Fake {
             query.get("labelSelector").and_then(|labels| labels.strip_prefix("kubernetes.io/service-name="));
         let service = service.expect("the tests go by Service").to_owned();
         if query.contains_key("watch") {
+            if self.store.lock().watch_denied {
+                return refuse(StatusCode::FORBIDDEN, "cannot watch resource endpointslices");
+            }
             let from = query["resourceVersion"].parse().expect("a version that was listed");
             let seconds = query["timeoutSeconds"].parse().expect("seconds");
             return Response::new(BodyExt::boxed(StreamBody::new(self.watch(service, from, seconds))));

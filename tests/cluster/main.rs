@@ -9,6 +9,7 @@ mod deploy;
 mod fake;
 mod footprint;
 mod link;
+mod log;
 mod real;
 mod roll;
 #[path = "../roll/run.rs"]

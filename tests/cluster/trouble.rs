@@ -30,6 +30,7 @@ async fn while_the_api_server_is_away_the_last_known_fleet_serves() {
     cluster.stop_api().await;
     router.metric_is(&series(&cluster, "synced", ""), 0.0).await;
     failed(&cluster, &router, "unreachable").await;
+    assert!(router.admin("/fleet").await.contains(r#""fault": "the API server cannot be heard: "#));
     for at in 0..50 {
         assert_eq!(ask(&router, &format!("{at}")).await, 200);
     }
@@ -44,6 +45,7 @@ async fn while_the_api_server_is_away_the_last_known_fleet_serves() {
     is_in_state(&router, cluster.place(base + 3), "up").await;
     is_gone(&router, cluster.place(base + 1)).await;
     router.metric_is(&series(&cluster, "synced", ""), 1.0).await;
+    assert!(router.admin("/fleet").await.contains(r#""fault": null"#));
 }
 
 #[tokio::test]
@@ -147,6 +149,19 @@ async fn a_port_that_is_not_there_is_told() {
     let router = TestRouter::start_unready(cluster.config(), None).await;
     failed(&cluster, &router, "port").await;
     assert_eq!(fleet(&router).await.len(), 0);
+    let _engine = cluster.engine(base + 1).await;
+    cluster.put("slice", &[pod(base + 1)]).await;
+    is_in_state(&router, cluster.place(base + 1), "up").await;
+    router.metric_is(&series(&cluster, "synced", ""), 1.0).await;
+}
+
+#[tokio::test]
+async fn a_service_without_slices_is_absent() {
+    let (cluster, base) = (Cluster::start("absent").await, Cluster::network());
+    let router = TestRouter::start_unready(cluster.config(), None).await;
+    failed(&cluster, &router, "absent").await;
+    let port = series(&cluster, "failures_total", r#"reason="port","#);
+    assert!(!router.admin("/metrics").await.contains(&port));
     let _engine = cluster.engine(base + 1).await;
     cluster.put("slice", &[pod(base + 1)]).await;
     is_in_state(&router, cluster.place(base + 1), "up").await;

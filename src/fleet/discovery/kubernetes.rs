@@ -32,13 +32,9 @@ const WORDS: usize = 200;
 /// Longest that a watch may be asked to last: the API server's own limit is five minutes.
 const LONGEST_WATCH: u64 = 290;
 
-/// Whether the API server can be asked, as far as files and environment tell.
-///
-/// # Errors
-/// Says what is missing.
-pub fn check(workers: &config::Workers) -> Result<(), String> {
-    reach(&workers.kubernetes_api)?;
-    workers.kubernetes.iter().try_for_each(|source| namespace(source).map(drop))
+/// Whether the API server can be asked, as far as files and environment tell. To be called within a runtime.
+pub(super) fn check(workers: &config::Workers) -> Result<(), String> {
+    workers.kubernetes.iter().try_for_each(|source| open(source, &workers.kubernetes_api).map(drop))
 }
 
 /// How the API server is reached.
@@ -121,8 +117,10 @@ pub(super) async fn follow(mut ear: Ear, source: Kubernetes, api: KubernetesApi)
 }
 
 fn open(source: &Kubernetes, api: &KubernetesApi) -> Result<Api<EndpointSlice>, String> {
-    let client = kube::Client::try_from(reach(api)?).map_err(|error| error.to_string())?;
-    Ok(Api::namespaced(client, &namespace(source)?))
+    let (config, namespace) = (reach(api)?, namespace(source)?);
+    let client = kube::Client::try_from(config)
+        .map_err(|error| format!("no client of the API server: {}", root(&error)))?;
+    Ok(Api::namespaced(client, &namespace))
 }
 
 /// One round: a list, and a watch from there until it is time for the next.
@@ -144,17 +142,14 @@ async fn list_and_watch(
     let mut slices = Slices::of(list.items.iter().filter_map(read));
     tell(ear, source, &slices);
 
-    let seconds = resync.as_secs().clamp(1, LONGEST_WATCH) as u32;
+    // Rounded up: one that ends before it is due is one that broke.
+    let seconds = (resync.as_secs_f64().ceil() as u64).clamp(1, LONGEST_WATCH) as u32;
     let params = WatchParams::default().labels(&selector).timeout(seconds);
     let watching = api.watch(&params, &version);
     let events = timeout(LIST, watching).await.map_err(late)?.map_err(|error| failure(&error))?;
-    let began = Instant::now();
-    let ended = watch(ear, source, &mut slices, events, due).await;
-    // One that lived was a good one, whatever ended it; one that did not is no reason to ask again as soon as before.
-    if began.elapsed() >= LIVED {
-        ear.calm();
-    }
-    ended
+    watch(ear, source, &mut slices, events, due).await?;
+    ear.calm();
+    Ok(())
 }
 
 async fn watch(
@@ -165,9 +160,19 @@ async fn watch(
     due: Instant,
 ) -> Result<(), Failure> {
     let began = Instant::now();
+    // One that lives so long is a good one, whatever ends it; one that does not is no reason to ask again as soon as before.
+    let mut unsure = Some(began + LIVED);
     let mut events = pin!(events);
     loop {
-        let Ok(event) = timeout_at(due + GRACE, events.next()).await else {
+        let event = timeout_at(unsure.unwrap_or(due + GRACE), events.next()).await;
+        if unsure.is_some_and(|lived| Instant::now() >= lived) {
+            unsure = None;
+            ear.calm();
+            if event.is_err() {
+                continue;
+            }
+        }
+        let Ok(event) = event else {
             return Err(Failure::new(
                 Trouble::Silent,
                 "the API server neither tells anything nor ends its watch",
@@ -208,8 +213,9 @@ fn apply(slices: &mut Slices, event: kube::Result<WatchEvent<EndpointSlice>>) ->
 fn tell(ear: &mut Ear, source: &Kubernetes, slices: &Slices) {
     let (found, fault) = slices.workers(&source.port);
     let members = found.into_iter().map(|found| member(found, source)).collect();
-    let fault = fault.or_else(|| {
-        slices.is_empty().then(|| format!("no EndpointSlice has the labels {}", source.selector()))
+    let fault = fault.map(|why| Failure::new(Trouble::Port, why)).or_else(|| {
+        let why = || format!("no EndpointSlice has the labels {}", source.selector());
+        slices.is_empty().then(|| Failure::new(Trouble::Absent, why()))
     });
     ear.heard(members, fault);
 }
@@ -228,14 +234,16 @@ fn failure(error: &kube::Error) -> Failure {
         kube::Error::ReadEvents(_) => Trouble::Broken,
         _ => Trouble::Unreachable,
     };
-    // The outer errors say only that something failed.
-    let mut why = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        why = error.to_string();
-        cause = error.source();
+    Failure::new(trouble, format!("the API server cannot be heard: {}", root(error)))
+}
+
+/// The outer errors say only that something failed.
+fn root(error: &kube::Error) -> String {
+    let mut error: &dyn std::error::Error = error;
+    while let Some(cause) = error.source() {
+        error = cause;
     }
-    Failure::new(trouble, format!("the API server cannot be heard: {why}"))
+    error.to_string()
 }
 
 fn refused(status: &kube::core::Status) -> Failure {

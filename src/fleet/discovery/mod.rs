@@ -5,11 +5,13 @@
 pub mod dns;
 pub mod endpoints;
 pub mod kubernetes;
+mod voice;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use super::Fleet;
 use super::roster::{Member, Source};
@@ -20,8 +22,16 @@ use crate::metrics::{Label, Metrics, SourceMetrics, Trouble};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Whether all sources can be asked, as far as files and environment tell: at the start, and when an edit brings others.
+///
+/// # Errors
+/// Says what is missing, and for which key.
+pub fn check(workers: &config::Workers) -> Result<(), String> {
+    kubernetes::check(workers).map_err(|why| format!("workers.kubernetes: {why}"))
+}
+
 /// Follows the sources for as long as it is polled; takes up edits of them.
-pub async fn run(fleet: Arc<Fleet>, metrics: Arc<Metrics>, api: config::KubernetesApi) {
+pub async fn run(fleet: Arc<Fleet>, metrics: Arc<Metrics>) {
     let mut sources = fleet.sources();
     // Dropped, it ends what runs in it.
     let mut tasks = JoinSet::new();
@@ -40,7 +50,7 @@ pub async fn run(fleet: Arc<Fleet>, metrics: Arc<Metrics>, api: config::Kubernet
         for source in wanted {
             if !running.iter().any(|(known, _)| *known == source) {
                 let ear = Ear::new(source.clone(), &fleet, &metrics);
-                running.push((source, tasks.spawn(follow(ear, api.clone()))));
+                running.push((source, tasks.spawn(follow(ear))));
             }
         }
         if sources.changed().await.is_err() {
@@ -49,9 +59,9 @@ pub async fn run(fleet: Arc<Fleet>, metrics: Arc<Metrics>, api: config::Kubernet
     }
 }
 
-async fn follow(ear: Ear, api: config::KubernetesApi) {
+async fn follow(ear: Ear) {
     match ear.source.clone() {
-        Source::Kubernetes(source) => kubernetes::follow(ear, source, api).await,
+        Source::Kubernetes(source, api) => kubernetes::follow(ear, source, api).await,
         Source::Dns(source) => dns::follow(ear, source).await,
     }
 }
@@ -74,38 +84,45 @@ struct Ear {
     source: Source,
     fleet: Arc<Fleet>,
     metrics: SourceMetrics,
-    /// What was said of it last, so that a lasting fault is told once.
-    said: Option<String>,
+    voice: voice::Voice,
+    /// The last list had a fault.
+    faulty: bool,
+    /// It could not be asked, and has not been well since.
+    failing: bool,
     workers: usize,
     pause: Duration,
 }
 
 impl Ear {
     fn new(source: Source, fleet: &Arc<Fleet>, metrics: &Metrics) -> Ear {
-        let metrics = metrics.source(&source.to_string());
-        Ear { source, fleet: fleet.clone(), metrics, said: None, workers: 0, pause: FIRST_PAUSE }
+        Ear {
+            metrics: metrics.source(&source.to_string()),
+            source,
+            fleet: fleet.clone(),
+            voice: voice::Voice::default(),
+            faulty: false,
+            failing: false,
+            workers: 0,
+            pause: FIRST_PAUSE,
+        }
     }
 
     /// The source lists these, and `fault` is what is wrong with others.
-    fn heard(&mut self, members: Vec<Member>, fault: Option<String>) {
+    fn heard(&mut self, members: Vec<Member>, fault: Option<Failure>) {
         self.workers = members.len();
         self.metrics.updates.inc();
         self.metrics.workers.set(i64::try_from(members.len()).unwrap_or(i64::MAX));
-        self.fleet.found(&self.source, members);
+        self.fleet.found(&self.source, members, fault.as_ref().map(|fault| &*fault.why));
+        self.faulty = fault.is_some();
         match fault {
-            Some(fault) => {
-                self.tell(&Failure::new(Trouble::Port, fault), "uses what it can of what the source lists");
-            }
-            None => {
-                self.metrics.synced.set(1);
-                if self.said.take().is_some() {
-                    tracing::info!(source = %self.source, workers = self.workers, "the source is heard again");
-                }
-            }
+            Some(fault) => self.tell(&fault, "uses what it can of what the source lists"),
+            None => self.well(),
         }
     }
 
     fn failed(&mut self, failure: &Failure) {
+        self.failing = true;
+        self.fleet.told_nothing(&self.source, &failure.why);
         self.tell(failure, "goes on with the last known workers");
     }
 
@@ -113,17 +130,32 @@ impl Ear {
     fn tell(&mut self, failure: &Failure, then: &str) {
         self.metrics.failed(failure.trouble);
         self.metrics.synced.set(0);
-        self.fleet.told_nothing(&self.source);
-        if self.said.as_deref() != Some(&failure.why) {
-            let (reason, workers) = (failure.trouble.as_str(), self.workers);
-            tracing::warn!(source = %self.source, reason, workers, "{then}: {}", failure.why);
-            self.said = Some(failure.why.clone());
+        let Some(so) = self.voice.failed(failure.trouble, Instant::now()) else { return };
+        let (source, reason, workers) = (&self.source, failure.trouble.as_str(), self.workers);
+        if so.often == 1 {
+            tracing::warn!(%source, reason, workers, "{then}: {}", failure.why);
+        } else {
+            let (failures, seconds) = (so.often, so.far.as_secs());
+            tracing::warn!(%source, reason, workers, failures, seconds, "{then}: {}", failure.why);
         }
     }
 
-    /// All is well: the next fault is the first one.
+    /// It can be asked and goes on telling, not just once: the next failure is the first one.
     fn calm(&mut self) {
         self.pause = FIRST_PAUSE;
+        self.failing = false;
+        self.well();
+    }
+
+    fn well(&mut self) {
+        if self.faulty || self.failing {
+            return;
+        }
+        self.metrics.synced.set(1);
+        if let Some(so) = self.voice.well(Instant::now()) {
+            let (failures, seconds) = (so.often, so.far.as_secs());
+            tracing::info!(source = %self.source, workers = self.workers, failures, seconds, "the source is heard again");
+        }
     }
 
     /// Waits for longer each time, and not as long as others that failed with it.
