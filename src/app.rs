@@ -83,7 +83,7 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     discovery::check(&config.workers).map_err(StartError::Workers)?;
     let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
     let (traces, spans) = Traces::open(&config.log.traces)?;
-    let records = Records { access, traces };
+    let records = Records::new(access, traces);
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -180,13 +180,7 @@ async fn tick(proxy: Arc<Proxy>) {
         proxy.fleet.tick(pool_idle);
         proxy.complaints.tell();
         proxy.sync_shadow();
-        let records = &proxy.records;
-        for (counter, lost) in [
-            (&proxy.metrics.access_lost, records.access.lost()),
-            (&proxy.metrics.traces_lost, records.traces.lost()),
-        ] {
-            counter.inc_by(lost.saturating_sub(counter.get()));
-        }
+        proxy.records.count_lost(&proxy.metrics, &proxy.complaints);
     }
 }
 
@@ -218,10 +212,16 @@ async fn leave(proxy: &Proxy, stop: &Stop) -> Ended {
     ended
 }
 
-/// Takes up edits of the config file, and looks at it at once on SIGHUP, which is heard from the call on.
+/// Takes up edits of the config file. On SIGHUP, which is heard from the call on, looks at it at once, and at the access log's file.
 fn follow_config(file: Source, proxy: Arc<Proxy>) -> impl Future<Output = ()> {
     let look_now = Arc::new(Notify::new());
-    let hangup = lifecycle::on_hangup(look_now.clone());
+    let hangup = lifecycle::on_hangup({
+        let (look_now, proxy) = (look_now.clone(), proxy.clone());
+        move || {
+            look_now.notify_one();
+            proxy.records.access.reopen();
+        }
+    });
     // As the file said last. What is in force may be another mode since, and holds back what needs a restart. Taken before anybody
     // can switch the mode, which may be before the future runs for the first time.
     let mut from_file = proxy.config.load_full();

@@ -1,9 +1,7 @@
 //! The life of the process as types: its clock, what it was asked to do ([`Stop`]), and how far the drain has come
 //! ([`Phase`]).
 
-use std::sync::Arc;
-
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::core::ids::Time;
@@ -90,16 +88,16 @@ impl Stop {
     }
 }
 
-/// Turns SIGHUP into notifications, for as long as the future is polled; from now on it does not end the process.
+/// Calls `heard` on SIGHUP, for as long as the future is polled; from now on it does not end the process.
 ///
 /// # Errors
 /// If the system refuses the handler.
-pub fn on_hangup(notify: Arc<Notify>) -> std::io::Result<impl Future<Output = ()>> {
+pub fn on_hangup(heard: impl Fn()) -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
-            notify.notify_one();
+            heard();
         }
     })
 }

@@ -363,6 +363,43 @@ async fn a_hangup_with_the_file_as_it_was_leaves_a_switched_mode() {
     assert!(admin.get("/mode").await.text().contains("random"));
 }
 
+/// As logrotate has it: the file is moved, and a signal says so.
+#[tokio::test]
+async fn a_hangup_begins_the_access_log_anew() {
+    let engine = FakeEngine::start().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (log, moved) = (folder.path().join("access.jsonl"), folder.path().join("access.jsonl.1"));
+    let serving =
+        Serving::limited(&[&engine], &format!("log: {{access: {{to: {}}}}}", log.display()), "-S -n 256");
+    serving.ready().await;
+    let lines = |of: &std::path::Path| std::fs::read_to_string(of).unwrap_or_default().lines().count();
+    let mut client = Wire::connect(serving.clients).await;
+    client.get("/v1/models").await;
+    warmroute::testing::until("a first line", async || lines(&log) == 1).await;
+    std::fs::rename(&log, &moved).expect("it is there");
+    serving.signal("HUP");
+    let heard = async || !serving.logged("the config was read again").is_empty();
+    warmroute::testing::until("the signal to be heard", heard).await;
+    client.get("/v1/models").await;
+    warmroute::testing::until("a line in the new file", async || lines(&log) == 1).await;
+    assert_eq!(lines(&moved), 1);
+}
+
+#[tokio::test]
+async fn an_access_log_that_cannot_be_written_says_so_once() {
+    let engine = FakeEngine::start().await;
+    let serving = Serving::limited(&[&engine], "log: {access: {to: /dev/full}}", "-S -n 256");
+    serving.ready().await;
+    let mut client = Wire::connect(serving.clients).await;
+    for _ in 0..5 {
+        client.get("/v1/models").await;
+    }
+    let lost = "warmroute_access_log_lost_total 5";
+    let counted = async || Wire::connect(serving.admin).await.get("/metrics").await.text().contains(lost);
+    warmroute::testing::until("the lines to be counted", counted).await;
+    assert_eq!(serving.logged("log.access: lines cannot be written and are lost").len(), 1);
+}
+
 #[tokio::test]
 async fn nothing_of_prompts_answers_and_keys_is_in_logs_errors_or_metrics() {
     const MARKS: [&str; 4] = ["marked-prompt", "marked-answer", "marked-key", "marked-cookie"];

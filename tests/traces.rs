@@ -131,6 +131,35 @@ async fn whether_there_is_a_span_is_the_clients_to_say_or_else_drawn() {
     assert_eq!(ask(&none, &engine, "").await, None);
 }
 
+/// The list of the vendors' states is one, in however many lines it came, and none is sent where there is nothing in it.
+#[tokio::test]
+async fn the_state_of_a_trace_goes_on_whole_or_not_at_all() {
+    let (engine, collector) = (FakeEngine::start().await, collector().await);
+    let router = router(&engine, &collector, 1.0).await;
+    let parent = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
+    let twice = format!("{parent}traceparent: 00-{TRACE}-{PARENT}-01\r\ntracestate: a=1\r\n");
+    for (sent, state) in [
+        (parent.clone(), vec![]),
+        (format!("{parent}tracestate: a=1\r\ntracestate: b=2,c=3\r\n"), vec!["a=1,b=2,c=3"]),
+        (format!("{parent}tracestate: \r\n"), vec![]),
+        (format!("{parent}tracestate: \r\ntracestate: a=1\r\n"), vec!["a=1"]),
+        // What stands beside no parent, or two, is of no trace.
+        ("tracestate: a=1\r\n".to_owned(), vec![]),
+        (twice, vec![]),
+        (String::new(), vec![]),
+    ] {
+        let before = engine.seen().len();
+        let head =
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n{sent}content-length: 2\r\n\r\n{{}}");
+        let mut client = router.client().await;
+        client.send(head).await;
+        client.answer("POST").await.expect("an answer");
+        let seen = engine.saw(before + 1).await;
+        assert_eq!(seen[before].head.all("tracestate"), state, "{sent}");
+        assert_eq!(seen[before].head.all("traceparent").len(), 1, "{sent}");
+    }
+}
+
 #[tokio::test]
 async fn without_a_collector_a_trace_passes_as_it_came() {
     let engine = FakeEngine::start().await;

@@ -2,43 +2,28 @@
 //! hashes of the prompts' blocks it can be played again (`bench play`) and looked into (`bench import`). There is nothing of
 //! prompts in it, nor of keys or who asked; the hashes are keyed.
 //!
-//! No request waits for it: lines that a full disk or a slow reader has no room for are lost, and counted.
+//! No request waits for it: what [`lines`](super::lines) cannot write, or not as fast as requests end, is lost, counted, and told in the
+//! log.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::Serialize;
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 
+use super::lines::{Lines, Named, To};
+use super::note::Lost;
 use crate::config::{AccessLog as Settings, LogTo};
 
 /// Lines that may wait to be written.
 const WAITING: usize = 16_384;
 
-/// Counts what cannot be written: a line is handed over whole.
-struct Counting<W> {
-    to: W,
-    failed: Arc<AtomicU64>,
-}
-
-impl<W: Write> Write for Counting<W> {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.to.write(line).inspect_err(|_| {
-            self.failed.fetch_add(1, Ordering::Relaxed);
-        })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
-}
-
 /// Where the lines go.
 pub struct AccessLog {
     writer: Option<NonBlocking>,
     failed: Arc<AtomicU64>,
+    look: Arc<AtomicBool>,
     share: f64,
     blocks: bool,
 }
@@ -49,20 +34,23 @@ impl AccessLog {
     /// # Errors
     /// If its file cannot be opened.
     pub fn open(settings: &Settings) -> io::Result<(AccessLog, Option<WorkerGuard>)> {
-        let failed: Arc<AtomicU64> = Arc::default();
-        let build = |to: Box<dyn Write + Send>| {
-            let to = Counting { to, failed: failed.clone() };
-            NonBlockingBuilder::default().buffered_lines_limit(WAITING).finish(to)
+        let (failed, look) = <(Arc<AtomicU64>, Arc<AtomicBool>)>::default();
+        let to = match &settings.to {
+            LogTo::Off => None,
+            LogTo::Stdout => Some(To::Stdout(io::stdout())),
+            LogTo::File(path) => Some(To::File(Named::open(path, look.clone())?)),
         };
-        let (writer, guard) = match &settings.to {
-            LogTo::Off => (None, None),
-            LogTo::Stdout => Some(build(Box::new(io::stdout()))).unzip(),
-            LogTo::File(path) => {
-                let file = OpenOptions::new().append(true).create(true).open(path)?;
-                Some(build(Box::new(file))).unzip()
-            }
+        let build = |to| {
+            let lines = Lines::new(to, failed.clone());
+            NonBlockingBuilder::default().buffered_lines_limit(WAITING).finish(lines)
         };
-        Ok((AccessLog { writer, failed, share: settings.share, blocks: settings.blocks }, guard))
+        let (writer, guard) = to.map(build).unzip();
+        Ok((AccessLog { writer, failed, look, share: settings.share, blocks: settings.blocks }, guard))
+    }
+
+    /// The file may have been moved away: the next line goes to the one that has its name.
+    pub fn reopen(&self) {
+        self.look.store(true, Ordering::Relaxed);
     }
 
     /// Whether the next request is to have a line.
@@ -84,9 +72,9 @@ impl AccessLog {
         }
     }
 
-    /// Lines lost since the start.
-    pub fn lost(&self) -> u64 {
+    /// Lines lost since the start: they could not be written, or had to wait behind too many.
+    pub fn lost(&self) -> Lost {
         let dropped = |writer: &NonBlocking| writer.error_counter().dropped_lines() as u64;
-        self.failed.load(Ordering::Relaxed) + self.writer.as_ref().map_or(0, dropped)
+        Lost { failed: self.failed.load(Ordering::Relaxed), crowded: self.writer.as_ref().map_or(0, dropped) }
     }
 }

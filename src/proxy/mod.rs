@@ -12,7 +12,7 @@
 //! 4. and [`relay`] streams the answer through as it comes, while [`watch`] looks at what passes ([`usage`], [`sse`]) and tells
 //!    the planner.
 //!
-//! [`decisions`] and [`prefixes`] are what the operator can look at. [`account`] closes with the request's [`note`]: its line in the [`access`] log, its span in [`traces`], where there are such. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
+//! [`decisions`] and [`prefixes`] are what the operator can look at. [`account`] closes with the request's [`note`]: its line in the [`access`] log (written by [`lines`]), its span in [`traces`], where there are such. With `feedback.ask_for_usage`, [`ask_usage`] changes what is sent and [`hide_usage`] what comes back.
 //! A client and a worker that agree on websockets are joined by [`tunnel`]. Whatever goes wrong is one [`error::ProxyError`],
 //! and [`complaints`] keeps the log short where it goes wrong for many.
 
@@ -30,6 +30,7 @@ pub mod failover;
 pub mod forward;
 pub mod headers;
 pub mod hide_usage;
+mod lines;
 pub mod note;
 pub mod patience;
 pub mod place;

@@ -2,7 +2,7 @@
 //! of a [trace](super::traces), or as neither: then nothing is recorded but the mode that it goes by.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -11,21 +11,54 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::access::AccessLog;
+use super::complaints::Complaints;
 use super::headers::{REQUEST_ID, UpstreamHead};
 use super::place::{Asked, Placed};
 use super::traces::{Span, Traces};
 use crate::config::Mode;
 use crate::core::booking::Finished;
 use crate::core::ids::BlockHash;
-use crate::metrics::{Label, Outcome, Route};
+use crate::metrics::{Label, Metrics, Outcome, Route};
 
 /// What is kept of requests once they have ended.
 pub struct Records {
     pub access: AccessLog,
     pub traces: Traces,
+    /// As it was when it was last looked at.
+    crowded: [AtomicU64; 2],
+}
+
+/// Of lines or spans, how many were lost since the start.
+#[derive(Copy, Clone, Default)]
+pub struct Lost {
+    /// They could not be written or sent, of which the log was told.
+    pub failed: u64,
+    /// Too many were waiting before them.
+    pub crowded: u64,
 }
 
 impl Records {
+    pub fn new(access: AccessLog, traces: Traces) -> Records {
+        Records { access, traces, crowded: Default::default() }
+    }
+
+    /// Counts what was lost, and tells the log where nobody has. To be called now and then.
+    pub fn count_lost(&self, metrics: &Metrics, complaints: &Complaints) {
+        let lost = [self.access.lost(), self.traces.lost()];
+        let counters = [&metrics.access_lost, &metrics.traces_lost];
+        let words = [
+            "log.access: lines are lost: they come faster than they can be written",
+            "log.traces: spans are lost: they come faster than the collector takes them",
+        ];
+        for at in 0..lost.len() {
+            let Lost { failed, crowded } = lost[at];
+            counters[at].inc_by((failed + crowded).saturating_sub(counters[at].get()));
+            if self.crowded[at].swap(crowded, Ordering::Relaxed) < crowded {
+                complaints.warn(words[at], "", &words[at]);
+            }
+        }
+    }
+
     /// Begins to note what becomes of a request.
     pub fn begin(&self, route: Route, mode: Mode, headers: &HeaderMap) -> Note {
         let (logged, span) = (self.access.draws(), self.traces.begin(headers));

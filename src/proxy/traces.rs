@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::{
     SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags, TraceId, TraceState,
 };
 use opentelemetry::{Context, InstrumentationScope, KeyValue};
-use opentelemetry_http::{HeaderExtractor, HeaderInjector};
+use opentelemetry_http::HeaderInjector;
 use opentelemetry_otlp::{ExporterBuildError, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -21,7 +21,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use super::note::Known;
+use super::note::{Known, Lost};
 use crate::config::Traces as Settings;
 use crate::metrics::Outcome;
 
@@ -39,7 +39,10 @@ const PATH: &str = "/v1/traces";
 pub struct Traces {
     waiting: Option<mpsc::Sender<SpanData>>,
     share: f64,
-    lost: Arc<AtomicU64>,
+    /// Not taken by the collector.
+    refused: Arc<AtomicU64>,
+    /// Not even waiting.
+    crowded: AtomicU64,
     ending: Arc<Notify>,
     scope: InstrumentationScope,
 }
@@ -58,7 +61,8 @@ impl Traces {
         Traces {
             waiting: None,
             share: 0.0,
-            lost: Arc::default(),
+            refused: Arc::default(),
+            crowded: AtomicU64::default(),
             ending: Arc::default(),
             scope: InstrumentationScope::builder("warmroute").with_version(env!("CARGO_PKG_VERSION")).build(),
         }
@@ -78,15 +82,14 @@ impl Traces {
         exporter.set_resource(&Resource::builder().with_service_name("warmroute").build());
         let (waiting, spans) = mpsc::channel(WAITING);
         let traces = Traces { waiting: Some(waiting), share: settings.share, ..Traces::none() };
-        let (lost, ending) = (traces.lost.clone(), traces.ending.clone());
-        Ok((traces, Some(Sending { spans, exporter, lost, ending })))
+        let (refused, ending) = (traces.refused.clone(), traces.ending.clone());
+        Ok((traces, Some(Sending { spans, exporter, refused, ending })))
     }
 
     /// Begins the span of a request, if it is to have one: as its client says, or else for a share of them.
     pub fn begin(&self, headers: &HeaderMap) -> Option<Span> {
         self.waiting.as_ref()?;
-        let told =
-            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let told = TraceContextPropagator::new().extract_with_context(&Context::new(), &Told::by(headers));
         let told = told.span().span_context().clone();
         let (trace, parent, state) = if told.is_valid() {
             told.is_sampled().then(|| (told.trace_id(), told.span_id(), told.trace_state().clone()))?
@@ -120,7 +123,7 @@ impl Traces {
             instrumentation_scope: self.scope.clone(),
         };
         if waiting.try_send(data).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.crowded.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -130,8 +133,8 @@ impl Traces {
     }
 
     /// Spans lost since the start.
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+    pub fn lost(&self) -> Lost {
+        Lost { failed: self.refused.load(Ordering::Relaxed), crowded: self.crowded.load(Ordering::Relaxed) }
     }
 }
 
@@ -164,6 +167,48 @@ impl Span {
     pub fn write(&self, headers: &mut HeaderMap) {
         let context = Context::new().with_remote_span_context(self.context.clone());
         TraceContextPropagator::new().inject_context(&context, &mut HeaderInjector(headers));
+        // An empty list is better not sent (W3C Trace Context, 3.3.1).
+        if headers.get(STATE).is_some_and(|state| state.is_empty()) {
+            headers.remove(STATE);
+        }
+    }
+}
+
+const PARENT: &str = "traceparent";
+const STATE: &str = "tracestate";
+
+/// A client's trace context. A header that came in several lines is one, with a comma between them (RFC 9110, 5.3): a list for the
+/// state, nonsense for the parent.
+struct Told {
+    parent: Option<String>,
+    state: Option<String>,
+}
+
+impl Told {
+    fn by(headers: &HeaderMap) -> Told {
+        let joined = |name| {
+            let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
+            lines.collect::<Option<Vec<_>>>().filter(|lines| !lines.is_empty()).map(|lines| lines.join(","))
+        };
+        match headers.contains_key(PARENT) {
+            true => Told { parent: joined(PARENT), state: joined(STATE) },
+            // It means nothing without.
+            false => Told { parent: None, state: None },
+        }
+    }
+}
+
+impl Extractor for Told {
+    fn get(&self, key: &str) -> Option<&str> {
+        match key {
+            PARENT => self.parent.as_deref(),
+            STATE => self.state.as_deref(),
+            _ => None,
+        }
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        vec![PARENT, STATE]
     }
 }
 
@@ -171,7 +216,7 @@ impl Span {
 pub struct Sending {
     spans: mpsc::Receiver<SpanData>,
     exporter: opentelemetry_otlp::SpanExporter,
-    lost: Arc<AtomicU64>,
+    refused: Arc<AtomicU64>,
     ending: Arc<Notify>,
 }
 
@@ -193,11 +238,13 @@ impl Sending {
             let count = batch.len() as u64;
             let sent = self.exporter.export(std::mem::take(&mut batch)).await;
             if let Err(error) = &sent {
-                self.lost.fetch_add(count, Ordering::Relaxed);
+                self.refused.fetch_add(count, Ordering::Relaxed);
                 // Said once, until it is well again: the metric counts on.
                 if taken {
                     tracing::warn!("log.traces: the collector does not take spans: {error}");
                 }
+            } else if !taken {
+                tracing::info!("log.traces: the collector takes spans again");
             }
             taken = sent.is_ok();
         }
