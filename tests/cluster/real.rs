@@ -211,6 +211,21 @@ impl Real {
         String::from_utf8(output.stdout).expect("text")
     }
 
+    /// By `helm` against this API server and in this namespace; what it prints.
+    pub fn helm(&self, arguments: &[&str]) -> String {
+        let output = Command::new(program("helm"))
+            .args(["--kube-apiserver", &format!("https://{}", self.servers.address)])
+            .args(["--kube-ca-file", &self.ca.display().to_string(), "--kube-token", ADMIN])
+            .args(["--namespace", &self.namespace])
+            .args(arguments)
+            .env("KUBECONFIG", "/dev/null")
+            .env("HOME", self.folder())
+            .output()
+            .expect("helm is there");
+        assert!(output.status.success(), "helm {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
     /// By `kubectl` in this namespace, as whoever installs it would.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         let output = self.run_kubectl(&[arguments, &["--namespace", &self.namespace]].concat());

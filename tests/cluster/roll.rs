@@ -11,6 +11,20 @@ use crate::cases::{is_gone, is_in_state};
 use crate::cluster::{Cluster, Pod, pod};
 use crate::run::{CLIENTS, Run, WORKERS};
 
+/// Of the pods that are still of the old ones, the busiest: which of them serves whom is the router's affair, and it may well leave one
+/// idle, but of the whole fleet some must be at work.
+async fn next(fleet: &[(Pod, FakeEngine, usize)], router: &TestRouter, base: u16) -> usize {
+    let page = router.admin("/metrics").await;
+    let load = |engine: &FakeEngine| -> f64 {
+        let series = format!(r#"warmroute_worker_in_flight{{worker="{}"}} "#, engine.address());
+        let value = page.lines().find_map(|line| line.strip_prefix(&series));
+        value.map_or(0.0, |value| value.parse().expect("a number"))
+    };
+    let old = fleet.iter().enumerate().filter(|(_, (pod, _, _))| pod.host <= base + WORKERS as u16);
+    let busiest = old.max_by(|(_, (_, one, _)), (_, (_, other, _))| load(one).total_cmp(&load(other)));
+    busiest.expect("one is left").0
+}
+
 /// Replaces each pod. Every other one gets its signal before its endpoint says so: nothing orders the two.
 async fn roll(
     run: &Run,
@@ -19,6 +33,10 @@ async fn roll(
     fleet: &mut Vec<(Pod, FakeEngine, usize)>,
     router: &TestRouter,
 ) {
+    until("the fleet to be at work", async || {
+        router.metric("warmroute_requests_in_flight").await >= WORKERS as f64
+    })
+    .await;
     for at in 0..WORKERS {
         let surge = pod(base + 100 + at as u16);
         let new = cluster.engine(surge.host).await;
@@ -30,9 +48,7 @@ async fn roll(
         cluster.put("slice", &listed(fleet, &[surge])).await;
         is_in_state(router, cluster.place(surge.host), "up").await;
 
-        let (old, mut engine, old_life) = fleet.remove(0);
-        let busy = format!(r#"warmroute_worker_in_flight{{worker="{}"}}"#, engine.address());
-        until("a request to run there", async || router.metric(&busy).await > 0.0).await;
+        let (old, mut engine, old_life) = fleet.remove(next(fleet, router, base).await);
         run.ended.lock().insert(old_life);
         if at % 2 == 0 {
             engine.terminate().await;

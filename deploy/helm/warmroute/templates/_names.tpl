@@ -11,11 +11,70 @@ app.kubernetes.io/instance: {{ include "warmroute.name" . }}
 {{ include "warmroute.selector" . }}
 {{- end }}
 
-{{- /* The config: what the values name by themselves, under what `config` says. */ -}}
+{{- /* The config: what the values name by themselves, under what `config` says. All else that depends on it is made from this. */ -}}
 {{- define "warmroute.config" -}}
-{{- $workers := dict "kubernetes" .Values.workers "zone_file" "/etc/podinfo/zone" }}
+{{- $workers := dict "kubernetes" (.Values.workers | default list) "zone_file" "/etc/podinfo/zone" }}
 {{- if .Values.apiKeySecret }}{{ $_ := set $workers "api_key_file" "/etc/warmroute-api-key/api-key" }}{{ end }}
 {{- $own := dict "listen" "0.0.0.0:8000" "admin" "0.0.0.0:9900" "mode" .Values.mode "workers" $workers }}
 {{- if .Values.hashKeySecret }}{{ $_ := set $own "cache" (dict "hash_key_file" "/etc/warmroute-hash-key/hash-key") }}{{ end }}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) }}
+{{- end }}
+
+{{- /* The port of an address to listen on, which others are to reach: (list key address). */ -}}
+{{- define "warmroute.port" -}}
+{{- $key := index . 0 }}{{ $at := index . 1 | toString }}
+{{- if not (regexMatch "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[1-9][0-9]*$" $at) }}
+{{- fail (printf "config.%s: %q is not an IP address and a port, as in 0.0.0.0:8000" $key $at) }}
+{{- end }}
+{{- if regexMatch "^(127\\.|\\[::1\\])" $at }}
+{{- fail (printf "config.%s: %s is reached from inside the pod only, so no probe and no client would get through; 0.0.0.0 is all of the pod's addresses" $key $at) }}
+{{- end }}
+{{- regexFind "[0-9]+$" $at }}
+{{- end }}
+
+{{- /* Whole seconds of a duration as the config has them: (list key duration). */ -}}
+{{- define "warmroute.seconds" -}}
+{{- $key := index . 0 }}{{ $text := index . 1 | toString }}
+{{- if not (regexMatch "^( *[0-9]+ *[a-z]+)+ *$" $text) }}
+{{- fail (printf "config.%s: %q is not a duration, as in 5m or 1m 30s" $key $text) }}
+{{- end }}
+{{- $units := dict "s" 1 "sec" 1 "second" 1 "seconds" 1 "m" 60 "min" 60 "minute" 60 "minutes" 60 "h" 3600 "hr" 3600 "hour" 3600 "hours" 3600 }}
+{{- $sum := 0 }}
+{{- range regexFindAll "[0-9]+ *[a-z]+" $text -1 }}
+{{- $number := regexFind "^[0-9]+" . | int }}{{ $unit := regexFind "[a-z]+$" . }}
+{{- if hasKey $units $unit }}{{ $sum = add $sum (mul $number (get $units $unit)) }}
+{{- else if has $unit (list "ms" "msec") }}{{ $sum = add $sum (div (add $number 999) 1000) }}
+{{- else }}{{ fail (printf "config.%s: the chart reads h, m, s and ms, and %q is in %q; write it in those" $key $text $unit) }}{{ end }}
+{{- end }}
+{{- $sum }}
+{{- end }}
+
+{{- /* How long the kubelet waits: the sleep before the signal, the drain, and some seconds. */ -}}
+{{- define "warmroute.grace" -}}
+{{- $config := include "warmroute.config" . | fromYaml }}
+{{- $drain := include "warmroute.seconds" (list "drain.deadline" (dig "drain" "deadline" "5m" $config)) | int }}
+{{- $given := .Values.terminationGracePeriodSeconds }}
+{{- if kindIs "invalid" $given }}{{ add $drain 30 }}
+{{- else if lt (int $given) (int (add $drain 3)) }}
+{{- fail (printf "terminationGracePeriodSeconds: after %d s a pod would be killed while it still drains: config.drain.deadline is %d s, and 3 s go before it. Leave it out, and it follows" (int $given) $drain) }}
+{{- else }}{{ $given }}{{ end }}
+{{- end }}
+
+{{- /* What cannot be meant. */ -}}
+{{- define "warmroute.check" -}}
+{{- $config := include "warmroute.config" . | fromYaml }}
+{{- $entries := dig "workers" "kubernetes" (list) $config | default list }}
+{{- $own := .Values.service.name | default (include "warmroute.name" .) }}
+{{- $made := .Values.workersService.name }}
+{{- $names := false }}
+{{- range $entries }}
+{{- $here := or (not .namespace) (eq (toString .namespace) $.Release.Namespace) }}
+{{- if and $here .service (eq (toString .service) $own) }}
+{{- fail (printf "workers: the Service %s is the one that clients use, which selects warmroute's own pods; the workers need a Service of their own (workersService.selector makes one)" $own) }}
+{{- end }}
+{{- if and $here (or .selector (eq (toString .service) $made)) }}{{ $names = true }}{{ end }}
+{{- end }}
+{{- if and .Values.workersService.selector (not $names) }}
+{{- fail (printf "workersService: makes the Service %s in the namespace %s, and no entry of workers names it" $made .Release.Namespace) }}
+{{- end }}
 {{- end }}
