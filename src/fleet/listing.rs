@@ -114,7 +114,7 @@ impl Fleet {
         };
         let before = std::mem::replace(&mut worker.listed.lock().fault, fault.clone());
         if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
-            self.board.put(&worker.url, News::NoModels { path: PATH, fault });
+            self.tell(worker, News::NoModels { path: PATH, fault });
         }
         if let Some(models) = models {
             self.take_models(worker, models);
@@ -131,7 +131,7 @@ impl Fleet {
                 return;
             }
             let count = models.as_ref().map(|models| models.names().len());
-            self.board.put(&worker.url, News::Models(count));
+            self.tell(worker, News::Models(count));
             worker.metrics.set_models(count);
             listed.models = models.map(Arc::new);
         }

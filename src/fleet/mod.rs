@@ -293,7 +293,7 @@ impl Fleet {
             self.planner.remove_worker(gone.id);
             self.leaving.lock().push(Arc::downgrade(gone));
         }
-        self.board.put_all(news);
+        self.board.put_all(news, self.clock.now());
         for (worker, member) in workers.iter().zip(&wanted) {
             let near = member.zone.is_some() && member.zone.as_deref() == writing.zone.as_deref();
             self.planner.set_near(worker.id, near);
@@ -409,7 +409,7 @@ impl Fleet {
     /// Records that what was believed cached on `worker` has been forgotten.
     pub fn forgot(&self, worker: &Worker, reason: Forgot, blocks: usize) {
         worker.metrics.forgot(reason);
-        self.board.put(&worker.url, News::Forgotten { reason, blocks });
+        self.tell(worker, News::Forgotten { reason, blocks });
     }
 
     /// Still the fleet's worker: its slot may have passed to another one since.
@@ -435,14 +435,13 @@ impl Fleet {
 
     fn record(&self, worker: &Worker, event: Event) {
         let Some(now) = worker.record(event, self.clock.now(), &self.settings.load()) else { return };
-        let url = &worker.url;
         match now {
             Standing::Up => {
-                self.board.put(url, News::Up);
+                self.tell(worker, News::Up);
                 worker.relist.notify_one();
             }
             Standing::Out(reason) => {
-                self.board.put(url, News::Out(reason));
+                self.tell(worker, News::Out(reason));
                 if reason == Reason::Unreachable {
                     // A kept connection of a worker that takes no new ones would only hang; and whatever it had cached is
                     // gone with it.
@@ -473,6 +472,11 @@ impl Fleet {
             worker.pool.close_idle(pool_idle);
         }
         self.board.tell(now, false);
+    }
+
+    /// Has the log say what has become of a worker.
+    fn tell(&self, worker: &Worker, news: News) {
+        self.board.put(&worker.url, news, self.clock.now());
     }
 
     /// Says in the log what is still to be said: nobody ticks any more.

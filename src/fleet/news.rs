@@ -1,7 +1,7 @@
 //! What becomes of workers, for the log. Where the same becomes of many within a moment, as when a Service of hundreds is found, that is
 //! one line with their number; each by itself is then told at level `debug`.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
@@ -67,28 +67,34 @@ impl News {
 }
 
 /// News of a kind that were not told yet.
-#[derive(Default)]
 struct Bunch {
     waiting: Vec<(Origin, News)>,
+    /// When the first of them came.
+    since: Time,
     told: Option<Time>,
 }
 
-/// All that is to be told.
+/// All that is to be told, by kind.
 #[derive(Default)]
 pub(super) struct Board {
-    bunches: Mutex<BTreeMap<(&'static str, &'static str), Bunch>>,
+    bunches: Mutex<HashMap<(&'static str, &'static str), Bunch>>,
 }
 
 impl Board {
-    pub(super) fn put(&self, worker: &Origin, news: News) {
-        self.put_all(vec![(worker.clone(), news)]);
+    pub(super) fn put(&self, worker: &Origin, news: News, now: Time) {
+        self.put_all(vec![(worker.clone(), news)], now);
     }
 
     /// What one change brings: it is not told by halves.
-    pub(super) fn put_all(&self, change: Vec<(Origin, News)>) {
+    pub(super) fn put_all(&self, change: Vec<(Origin, News)>, now: Time) {
         let mut bunches = self.bunches.lock();
         for (worker, news) in change {
-            bunches.entry(news.of_many()).or_default().waiting.push((worker, news));
+            let new = || Bunch { waiting: Vec::new(), since: now, told: None };
+            let bunch = bunches.entry(news.of_many()).or_insert_with(new);
+            if bunch.waiting.is_empty() {
+                bunch.since = now;
+            }
+            bunch.waiting.push((worker, news));
         }
     }
 
@@ -104,18 +110,20 @@ impl Board {
         }
     }
 
+    /// In the order in which they began.
     fn due(&self, now: Time, all: bool) -> Vec<Vec<(Origin, News)>> {
         let mut due = Vec::new();
         self.bunches.lock().retain(|_, bunch| {
             let over = all || bunch.told.is_none_or(|told| now - told >= PACE);
             if over && !bunch.waiting.is_empty() {
-                due.push(std::mem::take(&mut bunch.waiting));
+                due.push((bunch.since, std::mem::take(&mut bunch.waiting)));
                 bunch.told = Some(now);
                 return true;
             }
             !over
         });
-        due
+        due.sort_by(|(one, _), (other, _)| one.0.total_cmp(&other.0));
+        due.into_iter().map(|(_, bunch)| bunch).collect()
     }
 }
 
@@ -176,14 +184,20 @@ mod tests {
     fn what_becomes_of_many_in_a_moment_is_told_as_one() {
         let board = Board::default();
         for number in 0..2000 {
-            board.put(&worker(number), News::Joined { pod: None });
-            board.put(&worker(number), News::Up);
+            board.put(&worker(number), News::Up, Time(0.01));
+            board.put(&worker(number), News::Joined { pod: None }, Time(0.0));
         }
-        board.put(&worker(1), News::Out(Reason::Stalled));
-        board.put(&worker(2), News::Out(Reason::Unreachable));
-        let mut told = sizes(&board, 0.1);
-        told.sort_unstable();
-        assert_eq!(told, [1, 1, 2000, 2000], "each kind and each reason by itself");
+        board.put(&worker(1), News::Out(Reason::Stalled), Time(0.02));
+        board.put(&worker(2), News::Out(Reason::Unreachable), Time(0.03));
+        let told = board.due(Time(0.1), false);
+        let shown: Vec<_> = told.iter().map(|bunch| (bunch.len(), bunch[0].1.of_many())).collect();
+        let in_order = [
+            (2000, ("workers joined", "")),
+            (2000, ("workers are up", "")),
+            (1, ("workers are out", "stalled")),
+            (1, ("workers are out", "unreachable")),
+        ];
+        assert_eq!(shown, in_order, "each kind and each reason by itself");
         assert_eq!(sizes(&board, 0.2), [0; 0], "once");
     }
 
@@ -193,11 +207,11 @@ mod tests {
         let mut told = Vec::new();
         for tick in 0..30 {
             let now = f64::from(tick) / 10.0;
-            board.put(&worker(1), News::Up);
+            board.put(&worker(1), News::Up, Time(now));
             told.extend(sizes(&board, now).into_iter().map(|size| (tick, size)));
         }
         assert_eq!(told, [(0, 1), (10, 10), (20, 10)]);
-        board.put(&worker(1), News::Left);
+        board.put(&worker(1), News::Left, Time(2.95));
         assert_eq!(sizes(&board, 2.95), [1], "others do not wait for it");
         assert_eq!(board.due(Time(2.96), true).len(), 1, "at the end all is told");
         assert_eq!(sizes(&board, 9.0), [0; 0]);

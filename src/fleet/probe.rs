@@ -61,9 +61,7 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Weak<Worker>, key: Option<Secret>,
         if let Some(fault) = &fault
             && said.as_ref() != Some(fault)
         {
-            fleet
-                .board
-                .put(&worker.url, News::ProbeFailed { path: settings.path.clone(), fault: fault.clone() });
+            fleet.tell(&worker, News::ProbeFailed { path: settings.path.clone(), fault: fault.clone() });
         }
         if let Some(event) = event {
             fleet.report(&worker, event);

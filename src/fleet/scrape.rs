@@ -190,7 +190,7 @@ impl Fleet {
         let before = worker.engine.lock().outcome.replace(outcome);
         if before != Some(outcome) {
             // Said once for each new fault.
-            self.board.put(&worker.url, News::PageFailed(outcome));
+            self.tell(worker, News::PageFailed(outcome));
         }
         if outcome == Scraped::Refused {
             self.forget(worker, Forgot::Refused);
@@ -203,7 +203,7 @@ impl Fleet {
             return;
         }
         let CacheConfig { block_tokens, usable_tokens } = cache;
-        self.board.put(&worker.url, News::CacheSize { block_tokens, usable_tokens });
+        self.tell(worker, News::CacheSize { block_tokens, usable_tokens });
         self.planner.set_engine_block(worker.id, block_tokens);
         match worker.configured_capacity() {
             None => self.planner.set_capacity(worker.id, Some(usable_tokens)),

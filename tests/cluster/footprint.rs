@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
@@ -42,12 +42,18 @@ async fn size_start_and_memory_with_fifty_workers() {
     let file = cluster.file("footprint.yaml");
     fs::write(&file, config.to_yaml()).expect("room on the disk");
 
+    let log = cluster.file("footprint.log");
+    let to = fs::File::create(&log).expect("room on the disk");
     let began = Instant::now();
-    let child = Command::new(&program).arg("serve").arg("--config").arg(&file).stderr(Stdio::null()).spawn();
-    let running = Running(child.expect("the program starts"));
+    let child = Command::new(&program).arg("serve").arg("--config").arg(&file).stderr(to).spawn();
+    let mut running = Running(child.expect("the program starts"));
     let mut page = String::new();
     let mut ready = None;
     until("all workers to be usable", async || {
+        // One that was built of other sources may not know the config.
+        if running.0.try_wait().expect("it is ours").is_some() {
+            panic!("{} has ended: {}", program.display(), fs::read_to_string(&log).unwrap_or_default());
+        }
         if TcpStream::connect(admin).await.is_ok() {
             page = Wire::connect(admin).await.get("/readyz").await.text();
         }

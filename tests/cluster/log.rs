@@ -66,6 +66,8 @@ async fn a_watch_that_is_refused_after_each_list_is_said_once_and_so_is_its_end(
     fake.deny_watch(true);
     let program = Program::start(&cluster).await;
     let synced = format!(r#"warmroute_discovery_synced{{source="kubernetes:{}/vllm"}}"#, cluster.namespace);
+    // From the first failure on.
+    until("a second try", async || fake.lists() > 1).await;
     until("many tries", async || {
         assert!(!program.page("/metrics").await.contains(&format!("{synced} 1")), "one list is not all");
         fake.lists() > 5
