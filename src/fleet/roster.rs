@@ -135,10 +135,14 @@ impl Roster {
     /// What a source tells now, and what is wrong with others; `false` if it is no longer asked.
     pub(super) fn found(&mut self, source: &Source, members: Vec<Member>, fault: Option<&str>) -> bool {
         let Some(list) = self.lists.iter_mut().find(|list| list.source == *source) else { return false };
+        // Nobody, and a fault: a name or a port that was misspelt is no reason to let others go.
+        let heard = fault.is_none() || !members.is_empty();
         list.members = Some(members);
         list.asked = true;
         list.fault = fault.map(str::to_owned);
-        self.kept.iter_mut().for_each(|kept| kept.until.retain(|awaited| awaited != source));
+        if heard {
+            self.kept.iter_mut().for_each(|kept| kept.until.retain(|awaited| awaited != source));
+        }
         self.let_go();
         true
     }
@@ -273,6 +277,8 @@ mod tests {
         assert_eq!(hosts(&roster), ["b2", "a1", "a2"], "c has not been heard yet");
         let kept = &roster.kept()[0];
         assert_eq!((kept.workers.len(), &kept.until_heard[0][..]), (2, "kubernetes:c"), "which is said");
+        assert!(roster.found(&Source::all(&after)[1], Vec::new(), Some("there is no c")));
+        assert_eq!(hosts(&roster), ["b2", "a1", "a2"], "nor has it told of anything");
         assert!(found(&mut roster, &after, 1, &[]));
         assert_eq!(hosts(&roster), ["b2"]);
         assert!(roster.kept().is_empty());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 use warmroute::testing::{FakeEngine, Gate, PLAIN_ANSWER, Step, TestRouter, Wire, until};
@@ -265,7 +265,21 @@ async fn several_services_are_one_fleet() {
     let source =
         format!(r#"warmroute_discovery_synced{{source="kubernetes:{}/llama:{port}"}}"#, cluster.namespace);
     assert!(!router.admin("/metrics").await.contains(&source));
-    assert_eq!(ask(&router, &Duration::from_secs(1).as_secs().to_string()).await, 200);
+    assert_eq!(ask(&router, "who is left").await, 200);
+
+    // One that is misspelt comes in the place of the last: nobody goes until it is put right, and that is said.
+    router.proxy.reconfigure(cluster.config_of("{service: qwem, NAMESPACE, port: api}"), None);
+    until("the fault to be told", async || router.admin("/fleet").await.contains("service-name=qwem")).await;
+    let page: Value = serde_json::from_str(&router.admin("/fleet").await).expect("JSON");
+    assert_eq!(page["kept"][0]["workers"].as_array().map(Vec::len), Some(2), "{page}");
+    assert!(page["kept"][0]["until_heard"][0].as_str().is_some_and(|source| source.contains("qwem")));
+    assert_eq!(ask(&router, "who is there still").await, 200);
+    router.proxy.reconfigure(cluster.config_of("{service: llama, NAMESPACE}"), None);
+    is_in_state(&router, cluster.place(base + 1), "up").await;
+    for host in 2..=3 {
+        is_gone(&router, cluster.place(base + host)).await;
+    }
+    assert!(router.admin("/fleet").await.contains(r#""kept": []"#));
 }
 
 #[tokio::test]
