@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use warmroute::config::{Config, LogTo, Mode, Origin, Split, Worker};
-use warmroute::engine::http::{EngineConfig, Fleet, Running};
+use warmroute::config::{Config, LogTo, Mode, Split};
+use warmroute::engine::http::Running;
 use warmroute::experiment::workload::schema::{self, Reading, Schema};
-use warmroute::testing::{FakeEngine, Step, TestRouter, until};
+use warmroute::testing::{FakeEngine, Step, TestRouter, simulated, until};
 
 /// A file that is gone with the test.
 struct File(PathBuf);
@@ -44,16 +44,8 @@ impl Drop for File {
 
 /// A router with an access log before one simulated worker.
 async fn logging(file: &File, blocks: bool) -> (TestRouter, Running) {
-    let engine = EngineConfig {
-        model: "m".to_owned(),
-        enable_prompt_tokens_details: true,
-        time_scale: 100.0,
-        ..EngineConfig::default()
-    };
-    let fleet = Fleet::start(vec![engine]).await.expect("a free port");
-    let mut config = TestRouter::config(Mode::Kv, &[]);
-    let url = Origin::parse(&format!("http://{}", fleet.addresses()[0])).expect("an address");
-    config.workers.fixed = vec![Worker { url, capacity_tokens: None, prefill_speed: None }];
+    let fleet = simulated(1, "m", 100.0).await;
+    let mut config = TestRouter::config_at(Mode::Kv, fleet.addresses());
     config.log.access.to = LogTo::File(file.0.clone());
     config.log.access.blocks = blocks;
     (TestRouter::start(config).await, fleet)

@@ -3,29 +3,18 @@
 
 use std::net::SocketAddr;
 
-use warmroute::config::{Config, Mode, Origin, Worker};
-use warmroute::engine::http::{EngineConfig, Fleet, Running};
-use warmroute::testing::{FakeEngine, Step, TestRouter, Wire};
+use warmroute::config::{Config, Mode};
+use warmroute::engine::http::Running;
+use warmroute::testing::{FakeEngine, Step, TestRouter, Wire, simulated};
 
-async fn simulated() -> (Running, SocketAddr) {
-    let config = EngineConfig {
-        model: "m".to_owned(),
-        enable_prompt_tokens_details: true,
-        time_scale: 100.0,
-        ..EngineConfig::default()
-    };
-    let fleet = Fleet::start(vec![config]).await.expect("a free port");
+async fn worker() -> (Running, SocketAddr) {
+    let fleet = simulated(1, "m", 100.0).await;
     let address = fleet.addresses()[0];
     (fleet, address)
 }
 
 fn before(worker: SocketAddr, ask_for_usage: bool) -> Config {
-    let mut config = TestRouter::config(Mode::Kv, &[]);
-    config.workers.fixed = vec![Worker {
-        url: Origin::parse(&format!("http://{worker}")).expect("an address"),
-        capacity_tokens: None,
-        prefill_speed: None,
-    }];
+    let mut config = TestRouter::config_at(Mode::Kv, &[worker]);
     config.feedback.ask_for_usage = ask_for_usage;
     config
 }
@@ -74,7 +63,7 @@ const BODIES: [(&str, &str); 12] = [
 
 #[tokio::test]
 async fn clients_get_the_bytes_that_they_would_get_without_the_option() {
-    let (_engine, address) = simulated().await;
+    let (_engine, address) = worker().await;
     let with = TestRouter::start(before(address, true)).await;
     let without = TestRouter::start(before(address, false)).await;
     let mut usages = 0;

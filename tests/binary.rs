@@ -363,6 +363,28 @@ async fn a_hangup_with_the_file_as_it_was_leaves_a_switched_mode() {
     assert!(admin.get("/mode").await.text().contains("random"));
 }
 
+#[tokio::test]
+async fn a_shadow_that_holds_too_little_to_say_anything_is_told_once() {
+    let engine = FakeEngine::start().await;
+    let config = |one_in: &str| {
+        file(&format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nshadow: {{one_in: {one_in}}}\nworkers: {{static: [{{url: '{}', capacity_tokens: \
+             100000}}]}}\n",
+            engine.url()
+        ))
+    };
+    let rare = Serving::of(config("512"), "-S -n 256");
+    let told = async || !rare.logged("shadow.one_in: 1 in 512 leaves too few blocks").is_empty();
+    warmroute::testing::until("it to be told", told).await;
+    rare.ready().await;
+    for enough in ["4", "auto", "1", "off"] {
+        let serving = Serving::of(config(enough), "-S -n 256");
+        serving.ready().await;
+        let (rare, fair) = (rare.logged("too few blocks").len(), serving.logged("too few blocks").len());
+        assert_eq!((rare, fair), (1, 0), "{enough}");
+    }
+}
+
 /// As logrotate has it: the file is moved, and a signal says so.
 #[tokio::test]
 async fn a_hangup_begins_the_access_log_anew() {

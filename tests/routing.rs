@@ -2,30 +2,18 @@
 
 use std::net::SocketAddr;
 
-use warmroute::config::{Config, Mode, Origin, Worker};
-use warmroute::engine::http::{EngineConfig, Fleet, Running};
-use warmroute::testing::{Answer, FakeEngine, Step, TestRouter, Wire};
+use warmroute::config::Mode;
+use warmroute::engine::http::Running;
+use warmroute::testing::{Answer, FakeEngine, Step, TestRouter, Wire, simulated};
 
-/// Model time runs this much faster, so that a thousand requests take seconds.
-const FAST: f64 = 1000.0;
-
-async fn simulated(count: usize) -> Running {
-    let engine =
-        EngineConfig { enable_prompt_tokens_details: true, time_scale: FAST, ..EngineConfig::default() };
-    Fleet::start(vec![engine; count]).await.expect("free ports")
+/// So fast that a thousand requests take seconds.
+async fn workers(count: usize) -> Running {
+    simulated(count, "warmroute-sim", 1000.0).await
 }
 
 async fn router(mode: Mode, fleet: &Running) -> TestRouter {
-    let mut config: Config = TestRouter::config(mode, &[]);
-    config.workers.fixed = fleet
-        .addresses()
-        .iter()
-        .map(|address| Worker {
-            url: Origin::parse(&format!("http://{address}")).expect("an address of a worker"),
-            capacity_tokens: Some(9_344),
-            prefill_speed: None,
-        })
-        .collect();
+    let mut config = TestRouter::config_at(mode, fleet.addresses());
+    config.workers.fixed.iter_mut().for_each(|worker| worker.capacity_tokens = Some(9_344));
     TestRouter::start(config).await
 }
 
@@ -87,7 +75,7 @@ async fn ask(client: &mut Wire, (path, body): &(&str, String)) -> Answer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_mixed_requests_are_answered_as_they_are_directly() {
     for mode in [Mode::Kv, Mode::Random] {
-        let (alone, behind) = (simulated(1).await, simulated(3).await);
+        let (alone, behind) = (workers(1).await, workers(3).await);
         let router = router(mode, &behind).await;
         let mut direct = Wire::connect(alone.addresses()[0]).await;
         let mut through = router.client().await;
@@ -136,7 +124,7 @@ fn shared_prefix(group: usize, tail: usize) -> String {
 
 /// The share of prompt tokens that the workers say were cached, with eight prefixes that three workers can just hold.
 async fn confirmed_share(mode: Mode) -> f64 {
-    let fleet = simulated(3).await;
+    let fleet = workers(3).await;
     let router = router(mode, &fleet).await;
     for tail in 0..8 {
         for group in 0..8 {
@@ -177,7 +165,7 @@ async fn requests_go_where_their_prefix_is_cached() {
 
 #[tokio::test]
 async fn an_unknown_model_and_invalid_json_get_the_workers_own_answer() {
-    let fleet = simulated(2).await;
+    let fleet = workers(2).await;
     let router = router(Mode::Kv, &fleet).await;
     let mut client = router.client().await;
     let unknown = client
@@ -197,7 +185,7 @@ async fn an_unknown_model_and_invalid_json_get_the_workers_own_answer() {
 
 #[tokio::test]
 async fn the_fleet_page_tells_what_is_believed() {
-    let fleet = simulated(2).await;
+    let fleet = workers(2).await;
     let router = router(Mode::Kv, &fleet).await;
     router.client().await.post("/v1/chat/completions", shared_prefix(1, 1)).await;
     let page: serde_json::Value = serde_json::from_str(&router.admin("/fleet").await).expect("JSON");
@@ -219,7 +207,7 @@ async fn the_fleet_page_tells_what_is_believed() {
 /// the picture, and count the refusal's next attempt as warm.
 #[tokio::test]
 async fn a_refused_request_is_not_believed_to_be_cached() {
-    let fleet = simulated(2).await;
+    let fleet = workers(2).await;
     let router = router(Mode::Kv, &fleet).await;
     let mut client = router.client().await;
     let long = "All of this would fill a cache. ".repeat(4_000);

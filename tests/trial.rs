@@ -3,32 +3,20 @@
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
-use warmroute::config::{Config, Draw, Mode, Origin, Split, SplitBy, Worker};
-use warmroute::engine::http::{EngineConfig, Fleet, Running};
-use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire};
+use warmroute::config::{Config, Draw, Mode, Split, SplitBy};
+use warmroute::engine::http::Running;
+use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, simulated, until};
 
-/// Model time runs this much faster.
-const FAST: f64 = 1000.0;
-
-async fn simulated(count: usize) -> Running {
-    let engine =
-        EngineConfig { enable_prompt_tokens_details: true, time_scale: FAST, ..EngineConfig::default() };
-    Fleet::start(vec![engine; count]).await.expect("free ports")
+/// A thousand times as fast as life.
+async fn workers(count: usize) -> Running {
+    simulated(count, "warmroute-sim", 1000.0).await
 }
 
 /// Before workers that hold four prompts of [`prompt`] each.
 fn before(mode: Mode, fleet: &Running) -> Config {
-    let mut config: Config = TestRouter::config(mode, &[]);
+    let mut config = TestRouter::config_at(mode, fleet.addresses());
     config.random.draw = Draw::Request;
-    config.workers.fixed = fleet
-        .addresses()
-        .iter()
-        .map(|address| Worker {
-            url: Origin::parse(&format!("http://{address}")).expect("an address of a worker"),
-            capacity_tokens: Some(9_344),
-            prefill_speed: None,
-        })
-        .collect();
+    config.workers.fixed.iter_mut().for_each(|worker| worker.capacity_tokens = Some(9_344));
     config
 }
 
@@ -76,7 +64,7 @@ async fn the_shadow_says_in_each_mode_what_the_other_one_truly_finds() {
     let mut said = HashMap::new();
     let mut ideal = Vec::new();
     for (mode, name, other) in [(Mode::Random, "random", "kv"), (Mode::Kv, "kv", "random")] {
-        let fleet = simulated(3).await;
+        let fleet = workers(3).await;
         let router = TestRouter::start(before(mode, &fleet)).await;
         router.metric_is("warmroute_shadow_one_in", 1.0).await;
         play(&router, 10, 400).await;
@@ -116,7 +104,7 @@ fn decision(header: &str) -> HashMap<String, String> {
 
 /// Of each prefix: by which modes and to which workers its requests went.
 async fn arms(by: SplitBy) -> Vec<HashSet<(String, String)>> {
-    let fleet = simulated(4).await;
+    let fleet = workers(4).await;
     let mut config = before(Mode::Kv, &fleet);
     config.split = Split { share: 0.5, by, root_blocks: 1 };
     config.explain.header = true;
@@ -163,6 +151,33 @@ async fn a_split_by_workers_gives_each_arm_its_own() {
     let (kv, random) = (workers("kv"), workers("random"));
     assert!(kv.is_disjoint(&random), "{kv:?} {random:?}");
     assert!(kv.len() <= 2 && random.len() == 2, "{kv:?} {random:?}");
+}
+
+/// An operator who looks sees that not all goes by the mode.
+#[tokio::test]
+async fn a_split_in_force_is_told() {
+    let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);
+    let router = TestRouter::before(Mode::Kv, &[&one, &two]).await;
+    let told = async || -> Value { serde_json::from_str(&router.admin("/fleet").await).expect("JSON") };
+    let page = told().await;
+    assert!(page["split"].is_null() && page["workers"][0]["arm"].is_null(), "{page}");
+    until("the shadow to know the workers", async || told().await["shadow"]["one_in"].is_u64()).await;
+    for (by, arms) in [
+        (SplitBy::Prefix, HashSet::from([None])),
+        (SplitBy::Workers, HashSet::from([Some("kv"), Some("random")])),
+    ] {
+        let mut edited = Config::clone(&router.proxy.config.load());
+        edited.split = Split { share: 0.25, by, root_blocks: 1 };
+        router.proxy.reconfigure(edited, None);
+        let page = told().await;
+        assert_eq!(
+            (&page["split"]["share"], &page["split"]["mode"]),
+            (&0.25.into(), &"random".into()),
+            "{page}"
+        );
+        let workers = page["workers"].as_array().expect("a list");
+        assert_eq!(workers.iter().map(|worker| worker["arm"].as_str()).collect::<HashSet<_>>(), arms);
+    }
 }
 
 async fn post(to: std::net::SocketAddr, path: &str, body: &str) -> (u16, String) {

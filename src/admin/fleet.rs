@@ -5,17 +5,19 @@ use serde_json::{Value, json};
 
 use super::answer::{Page, object, text};
 use super::query::decoded;
+use crate::config::Mode;
 use crate::metrics::Label;
-use crate::proxy::Proxy;
+use crate::proxy::{Proxy, arms};
 
 /// Workers that an error lists.
 const NAMED: usize = 20;
 
 pub(super) fn fleet(proxy: &Proxy) -> Value {
     let now = proxy.clock.now();
-    let workers: Vec<Value> = proxy
-        .fleet
-        .snapshot()
+    let config = proxy.config.load();
+    let fleet = proxy.fleet.snapshot();
+    let split = Some(&config.split).filter(|split| split.share > 0.0);
+    let workers: Vec<Value> = fleet
         .workers
         .iter()
         .map(|worker| {
@@ -43,6 +45,7 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
                 "usable": worker.is_eligible(),
                 "basis": basis.map(|basis| basis.footing().as_str()),
                 "basis_reason": basis.map(Label::as_str),
+                "arm": arms::of_worker(&config, &fleet, worker.id).map(Mode::as_str),
                 "models": worker.models().map(|models| models.names().to_vec()),
                 "in_flight": worker.metrics.in_flight.get(),
                 "requests": worker.metrics.requests.get(),
@@ -54,7 +57,11 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
         })
         .collect();
     let (sources, kept) = proxy.fleet.sources_status();
-    json!({"mode": proxy.config.load().mode, "sources": sources, "kept": kept, "workers": workers})
+    let split = split.map(|split| {
+        json!({"share": split.share, "mode": config.mode.other(), "by": split.by, "root_blocks": split.root_blocks})
+    });
+    let shadow = proxy.shadow_one_in().map(|one_in| json!({"one_in": one_in}));
+    json!({"mode": config.mode, "split": split, "shadow": shadow, "sources": sources, "kept": kept, "workers": workers})
 }
 
 /// `POST /workers/<name>/drain` and `/resume`; `rest` is what follows `/workers/`. The name may be percent-encoded.

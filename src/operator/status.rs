@@ -9,12 +9,30 @@ use serde_json::Value;
 #[derive(Deserialize)]
 struct Fleet {
     mode: String,
+    split: Option<Split>,
     workers: Vec<Worker>,
+}
+
+/// What goes by another mode.
+#[derive(Deserialize)]
+struct Split {
+    share: f64,
+    mode: String,
+    by: String,
+}
+
+impl Split {
+    fn in_words(&self) -> String {
+        let Split { share, mode, by } = self;
+        let own = if by == "workers" { ", on workers of their own" } else { "" };
+        format!(" (but {} of prompts {mode}{own})", percent(100.0 * share))
+    }
 }
 
 #[derive(Deserialize)]
 struct Worker {
     name: String,
+    arm: Option<String>,
     state: String,
     usable: bool,
     basis: Option<String>,
@@ -42,7 +60,7 @@ struct Believed {
 /// # Errors
 /// If it is no answer of `/fleet`.
 pub(super) fn table(fleet: &Value) -> Result<String> {
-    let Fleet { mode, workers } =
+    let Fleet { mode, split, workers } =
         Fleet::deserialize(fleet).context("what came from /fleet is not of this version of warmroute")?;
     let usable = workers.iter().filter(|worker| worker.usable).count();
     let in_flight: u64 = workers.iter().map(|worker| worker.in_flight).sum();
@@ -53,23 +71,19 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
     });
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header([
-        "worker",
-        "state",
-        "basis",
-        "in flight",
-        "queue",
-        "tokens/s",
-        "cache",
-        "hits",
-        "requests",
-    ]);
-    for column in table.column_iter_mut().skip(3) {
+    let arms = workers.iter().any(|worker| worker.arm.is_some());
+    let mut header =
+        vec!["worker", "state", "basis", "in flight", "queue", "tokens/s", "cache", "hits", "requests"];
+    if arms {
+        header.push("arm");
+    }
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(3).take(6) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     for worker in &workers {
         let believed = worker.believed.as_ref();
-        table.add_row([
+        let mut row = vec![
             worker.name.clone(),
             worker.state.clone(),
             worker.basis.clone().unwrap_or_else(unknown),
@@ -79,11 +93,16 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
             believed.map_or_else(unknown, Believed::fill),
             share(worker.hits.confirmed, worker.hits.prompt),
             worker.requests.to_string(),
-        ]);
+        ];
+        if arms {
+            row.push(worker.arm.clone().unwrap_or_else(unknown));
+        }
+        table.add_row(row);
     }
     let (confirmed, predicted) = (share(all.confirmed, all.prompt), share(all.predicted, all.prompt));
+    let split = split.as_ref().map(Split::in_words).unwrap_or_default();
     Ok(format!(
-        "mode {mode}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
+        "mode {mode}{split}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
          ({predicted} predicted)\n\n{}\n",
         workers.len(),
         table.trim_fmt(),
@@ -105,6 +124,11 @@ fn unknown() -> String {
 
 fn share(part: u64, whole: u64) -> String {
     if whole == 0 { unknown() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+/// As short as it can be: `25 %`, `2.5 %`.
+fn percent(value: f64) -> String {
+    format!("{} %", (value * 1e3).round() / 1e3)
 }
 
 /// Three digits or so: `812`, `9.34k`, `1.2M`.
@@ -159,6 +183,30 @@ mod tests {
             rows.contains(&vec!["10.0.0.2:8000", "draining", "–", "0", "–", "–", "–", "–", "0"]),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_split_is_told_and_whose_workers_are_whose() {
+        let worker = |name: &str, arm: Value| {
+            json!({"name": name, "arm": arm, "state": "up", "usable": true, "basis": "blind", "in_flight": 0, "requests": 7,
+                   "hits": {"predicted": 0, "confirmed": 0, "prompt": 0}, "believed": null})
+        };
+        let split = |by: &str| json!({"share": 0.125, "mode": "random", "by": by, "root_blocks": 1});
+        let of = |by: &str, arm: Value| {
+            table(&json!({"mode": "kv", "split": split(by), "workers": [worker("a:1", arm)]})).unwrap()
+        };
+        let by_prefix = of("prefix", Value::Null);
+        assert!(
+            by_prefix.starts_with("mode kv (but 12.5 % of prompts random), 1 of 1 workers"),
+            "{by_prefix}"
+        );
+        assert!(!by_prefix.contains("arm"), "{by_prefix}");
+        let by_workers = of("workers", json!("random"));
+        assert!(
+            by_workers.starts_with("mode kv (but 12.5 % of prompts random, on workers of their own), 1 of 1"),
+            "{by_workers}"
+        );
+        assert!(by_workers.trim_end().ends_with("random") && by_workers.contains("arm"), "{by_workers}");
     }
 
     #[test]

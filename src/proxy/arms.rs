@@ -21,6 +21,13 @@ pub fn mode_of(config: &Config, ask: &Ask) -> Mode {
     if place < share { config.mode.other() } else { config.mode }
 }
 
+/// The mode of the arm that a worker belongs to, if arms have workers of their own.
+pub fn of_worker(config: &Config, fleet: &Snapshot, worker: WorkerId) -> Option<Mode> {
+    let Split { share, by, .. } = config.split;
+    let other = || if fleet.is_of_part(worker, share) { config.mode.other() } else { config.mode };
+    (by == SplitBy::Workers && share > 0.0).then(other)
+}
+
 /// Leaves the arm's own workers, if it has any. Answers whether it had some and none of them is there.
 pub fn keep_own(
     config: &Config,
@@ -32,8 +39,7 @@ pub fn keep_own(
     if by == SplitBy::Prefix || share <= 0.0 || eligible.is_empty() {
         return false;
     }
-    let other = mode != config.mode;
-    let own = |worker: &WorkerId| fleet.is_of_part(*worker, share) == other;
+    let own = |worker: &WorkerId| of_worker(config, fleet, *worker) == Some(mode);
     let any = eligible.iter().any(own);
     if any {
         eligible.retain(|worker| own(worker));

@@ -60,7 +60,7 @@ use tower::retry::budget::TpsBudget;
 use crate::config::{Config, Mode, Retries};
 use crate::core::blocks::HashKey;
 use crate::core::planner::Planner;
-use crate::core::shadow::Shadow;
+use crate::core::shadow::{Sampling, Shadow};
 use crate::fleet::Fleet;
 use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
@@ -90,6 +90,8 @@ pub struct Proxy {
     pub decisions: Decisions,
     pub(super) prefixes: Prefixes,
     shadow: Option<Shadow>,
+    /// Its models hold too few blocks, and it was said.
+    shadow_is_rare: AtomicBool,
     budget: ArcSwap<TpsBudget>,
     /// Requests that have a place at any worker.
     open: Arc<AtomicUsize>,
@@ -101,6 +103,9 @@ pub struct Proxy {
 
 /// Retries are allowed against what was served in this time.
 const BUDGET_WINDOW: Duration = Duration::from_secs(10);
+
+/// A share that is taken from fewer blocks of the shadow's is off by three points and more.
+const FEW_BLOCKS: u64 = 128;
 
 fn half_the_machine() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
@@ -135,6 +140,7 @@ impl Proxy {
             prefixes: Prefixes::default(),
             config: ArcSwap::from_pointee(config),
             shadow,
+            shadow_is_rare: AtomicBool::new(false),
             fleet,
             planner,
             metrics,
@@ -169,6 +175,41 @@ impl Proxy {
         let Some(shadow) = &self.shadow else { return };
         shadow.sync(&self.planner, self.block_bytes as f64 / self.feedback.estimate("").bytes_per_token);
         self.metrics.shadow.one_in.set(shadow.one_in().unwrap_or(0) as i64);
+        self.warn_of_rare_blocks();
+    }
+
+    /// Says once, until it is well again, that the shadow's models hold too few blocks to say anything.
+    fn warn_of_rare_blocks(&self) {
+        // A cache that is modelled whole is told exactly, however small.
+        let Some(Sampling::OneIn(one_in @ 2..)) = self.config.load().shadow.one_in else { return };
+        let few = self.modelled_blocks(one_in).filter(|few| *few < FEW_BLOCKS);
+        if few.is_some() == self.shadow_is_rare.swap(few.is_some(), Ordering::Relaxed) {
+            return;
+        }
+        match few {
+            Some(blocks) => tracing::warn!(
+                blocks,
+                enough = FEW_BLOCKS,
+                "shadow.one_in: 1 in {one_in} leaves too few blocks of the smallest worker's cache for shares that mean anything; `auto` takes \
+                 as many as it needs"
+            ),
+            None => tracing::info!("shadow.one_in: the models of the workers' caches hold enough blocks now"),
+        }
+    }
+
+    /// Blocks in the shadow's model of the smallest worker's cache; `None` where no size is known.
+    fn modelled_blocks(&self, one_in: usize) -> Option<u64> {
+        let now = self.clock.now();
+        let fleet = self.fleet.snapshot();
+        let capacity = |worker: &Arc<Worker>| self.planner.belief(worker.id, now)?.capacity_tokens;
+        let smallest = fleet.workers.iter().filter_map(capacity).min()?;
+        let block_tokens = self.block_bytes as f64 / self.feedback.estimate("").bytes_per_token;
+        Some((smallest as f64 / block_tokens / one_in as f64) as u64)
+    }
+
+    /// The shadow's models hold one block in so many; `None` without a shadow, and while no worker is known.
+    pub fn shadow_one_in(&self) -> Option<usize> {
+        self.shadow.as_ref()?.one_in()
     }
 
     /// Switches the mode until the next switch, or edit of `mode` in the config file.

@@ -1,5 +1,5 @@
 //! The harness of the tests: the real proxy in this process ([`TestRouter`]), workers that do as they are told
-//! ([`FakeEngine`]) and a client that sees every byte ([`Wire`]). Nothing here sleeps to wait for a state: whatever is
+//! ([`FakeEngine`]) or as vLLM does ([`simulated`]), and a client that sees every byte ([`Wire`]). Nothing here sleeps to wait for a state: whatever is
 //! waited for is a gate, a count or a condition, under an outer bound after which the test fails.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a harness fails the test on the spot")]
@@ -8,6 +8,7 @@ mod engine;
 mod gate;
 mod message;
 mod router;
+mod simulated;
 mod wire;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ pub use engine::{FakeEngine, PLAIN_ANSWER, Step};
 pub use gate::Gate;
 pub use message::{Head, Message};
 pub use router::TestRouter;
+pub use simulated::simulated;
 pub use wire::{Answer, Wire};
 
 /// Nothing that a test waits for takes this long on the slowest machine.

@@ -24,16 +24,22 @@ pub struct TestRouter {
 impl TestRouter {
     /// The default config on free loopback ports, with these workers.
     pub fn config(mode: Mode, engines: &[&FakeEngine]) -> Config {
+        let addresses: Vec<SocketAddr> = engines.iter().map(|engine| engine.address()).collect();
+        TestRouter::config_at(mode, &addresses)
+    }
+
+    /// The same with workers at these addresses.
+    pub fn config_at(mode: Mode, workers: &[SocketAddr]) -> Config {
         let mut config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             admin: SocketAddr::from(([127, 0, 0, 1], 0)),
             mode,
             ..Config::default()
         };
-        config.workers.fixed = engines
+        config.workers.fixed = workers
             .iter()
-            .map(|engine| Worker {
-                url: Origin::parse(&engine.url()).expect("an engine's own address"),
+            .map(|address| Worker {
+                url: Origin::parse(&format!("http://{address}")).expect("an address of a worker"),
                 capacity_tokens: None,
                 prefill_speed: None,
             })

@@ -65,6 +65,12 @@ def switch_by_keyboard(page, proxy):
     proxy.set_mode("kv")
     page.until(f"{PRESSED} === 'kv'")
     expect(True, "a switch by somebody else shows")
+    expect(page.run("document.getElementById('split').hidden"), "no split is told where there is none")
+    proxy.configure("split: {share: 0.25}")
+    page.until("document.getElementById('split').textContent === '25 % of prompts random'")
+    proxy.configure("")
+    page.until("document.getElementById('split').hidden")
+    expect(True, "a split is told for as long as it is in force")
 
 
 def names(page):

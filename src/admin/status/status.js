@@ -69,6 +69,7 @@ async function look() {
     if (lost) news("The proxy answers again.");
     lost = false;
     showMode(fleet.mode);
+    showSplit(fleet.split);
     showNow(series, fleet.workers);
     showCharts();
     showWorkers(fleet.workers);
@@ -385,6 +386,14 @@ function showMode(now) {
   mode = now;
   $("mode").disabled = false;
   for (const button of $("mode").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.mode === now));
+}
+
+/** A share of the prompts that goes by the other mode. */
+function showSplit(split) {
+  $("split").hidden = !split;
+  if (!split) return;
+  const own = split.by === "workers" ? ", on workers of their own" : "";
+  say($("split"), `${+(100 * split.share).toFixed(3)} % of prompts ${split.mode}${own}`);
 }
 
 $("mode").addEventListener("click", (event) => {
