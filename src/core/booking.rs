@@ -6,8 +6,9 @@ use crate::core::blocks::Widths;
 use crate::core::cache::Claim;
 use crate::core::ids::{Time, WorkerId};
 use crate::core::load::{Served, Ticket};
-use crate::core::planner::{Ask, Planner, Slot};
+use crate::core::planner::{Ask, Planner};
 use crate::core::price::Terms;
+use crate::core::slot::Slot;
 use crate::core::trust::Sample;
 
 /// What is known when a request has ended. Absent means the worker did not say.
@@ -101,9 +102,8 @@ impl Booking {
     /// The first generated token came: the prefill is over.
     pub fn first_token(&mut self, now: Time) {
         self.at = now;
-        let served =
-            self.planner.table().load(&self.slot).and_then(|load| load.first_token(self.ticket, now));
-        if let Some(served) = served {
+        let served = self.slot.with_load(|load| load.first_token(self.ticket, now));
+        if let Some(served) = served.flatten() {
             self.served = Some((served, now));
         }
         if let Some(claim) = &mut self.claim {
@@ -125,10 +125,10 @@ impl Booking {
         self.learn(now);
         let prompt = f64::from(finished.prompt_tokens?);
         let emptied = finished.cached_tokens.and_then(|cached| self.compare(prompt, f64::from(cached), now));
-        if let Some(load) = self.planner.table().load(&self.slot) {
+        self.slot.with_load(|load| {
             load.correct(prompt - self.asked, 0.0);
             load.answered();
-        }
+        });
         self.asked = prompt;
         emptied
     }
@@ -165,23 +165,23 @@ impl Booking {
 
     fn learn(&self, now: Time) {
         let Some((served, first_token)) = self.served else { return };
-        let mut table = self.planner.table();
-        table.saw_decode(now - first_token);
+        let common = &self.planner.common;
+        common.saw_decode(now - first_token);
         // A wait for memory says nothing of the speed.
         if served.in_order && self.roomy && self.planner.learns_speed() {
-            table.saw_prefill(&self.slot, self.uncached, served.seconds);
+            common.saw_prefill(&self.slot, self.uncached, served.seconds);
         }
     }
 }
 
 impl Drop for Booking {
     fn drop(&mut self) {
-        if let Some(load) = self.planner.table().load(&self.slot) {
+        self.slot.with_load(|load| {
             load.end(self.ticket, self.at);
             if !self.committed {
                 load.correct(-self.asked, -self.expected);
             }
-        }
+        });
         let Some(claim) = self.claim.take() else { return };
         let filler = self.guessed_tokens.saturating_sub(self.content_tokens);
         let committed = self.committed;

@@ -86,6 +86,8 @@ pub struct Candidate {
 #[derive(Clone, Debug)]
 pub struct Decision {
     pub worker: WorkerId,
+    /// Its place in `candidates`.
+    pub pick: usize,
     pub reason: Reason,
     /// Prompt tokens believed to be cached on the picked worker.
     pub predicted_cached_tokens: f64,

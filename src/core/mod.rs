@@ -2,7 +2,7 @@
 //!
 //! In the order of a decision: [`prompt`] reads the request body, [`blocks`] chains its bytes into hashes, [`index`]
 //! tells who is believed to hold them, [`cache`] is what one worker is believed to hold, [`load`] is what it has been given to do and [`speed`] how fast it does it, [`price`] turns all that into seconds,
-//! `view` is one request's look at all of it, [`planner`] picks, [`booking`] is the claim of one request on the picked worker,
+//! `slot` keeps what is known of one worker together, `view` is one request's look at all of it, [`planner`] picks, [`booking`] is the claim of one request on the picked worker,
 //! and [`trust`] is what the answers say of the beliefs. [`shadow`] plays the same traffic under the policy that it does not go by.
 
 pub mod blocks;
@@ -16,6 +16,7 @@ pub mod planner;
 pub mod price;
 pub mod prompt;
 pub mod shadow;
+mod slot;
 pub mod speed;
 pub mod tally;
 pub mod trust;

@@ -1,11 +1,12 @@
 //! Picks the worker for one request and books the work there, as one step, so that a burst sees itself. The proxy,
 //! `explain`, the shadow and `simulate` all call [`Planner::plan`].
 //!
-//! Locks, in the order in which they may be taken: the table of loads (held from pricing to booking, a microsecond or so for
-//! a fleet of 64), one worker's trust, its cache, the index's shards. None is held while hashing or looking up.
+//! Locks, in the order in which they may be taken: one worker's trust, its cache, the index's shards; a worker's load and what is
+//! common to all are taken alone. None is held while hashing, looking up or pricing: a price is from loads that were read one after
+//! another, and the booking fails if its worker was given anything since it was read. Then the fleet is looked at again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -15,10 +16,9 @@ use crate::core::cache::{Bounds, Cache, Witness};
 pub use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason, WorkerSpec};
 use crate::core::ids::{BlockHash, Time, WorkerId};
 use crate::core::index::Index;
-use crate::core::load::{Given, Load};
-use crate::core::price::PriceSettings;
-use crate::core::speed::{Line, Pace};
-use crate::core::tally::Traffic;
+use crate::core::load::{Given, Load, Ticket};
+use crate::core::price::{PriceSettings, Terms};
+use crate::core::slot::{Common, Slot};
 use crate::core::trust::{Sample, Trust, Verdict};
 use crate::core::view::View;
 
@@ -49,96 +49,13 @@ impl Default for Settings {
     }
 }
 
-/// A worker's place in the planner. The generation tells a slot's present worker from the one that had it before.
-pub(super) struct Slot {
-    pub(super) id: WorkerId,
-    pub(super) generation: u64,
-    pub(super) spec: WorkerSpec,
-    /// `None` once the worker has left: a decision under way may still hold the slot, and must leave nothing behind.
-    pub(super) cache: Mutex<Option<Cache>>,
-    trust: Mutex<Trust>,
-    /// A copy of what the trust gives, as the bits of an `f64`, for readers without a lock.
-    credit: AtomicU64,
-    engine_block_tokens: AtomicU32,
-    /// How many times all that was believed of it was forgotten.
-    emptied: AtomicU64,
-    near: AtomicBool,
-}
-
-impl Slot {
-    /// The share of what is believed cached that counts.
-    pub(super) fn credit(&self) -> f64 {
-        f64::from_bits(self.credit.load(Ordering::Relaxed))
-    }
-
-    /// Of two that are as good, the near one is taken.
-    pub(super) fn is_near(&self) -> bool {
-        self.near.load(Ordering::Relaxed)
-    }
-
-    /// Tokens in a block of the engine.
-    pub(super) fn engine_block_tokens(&self) -> u32 {
-        self.engine_block_tokens.load(Ordering::Relaxed)
-    }
-}
-
-/// The loads of all workers, by slot. One lock, so that pricing and booking are one step.
-#[derive(Default)]
-pub(super) struct Table {
-    seats: Vec<Seat>,
-    /// Mean seconds from first to last token of late.
-    decode_seconds: f64,
-    line: Line,
-    pub(super) traffic: Traffic,
-}
-
-#[derive(Default)]
-struct Seat {
-    generation: u64,
-    load: Load,
-}
-
-impl Table {
-    /// The load of the slot's worker, unless it has left.
-    pub(super) fn load(&mut self, slot: &Slot) -> Option<&mut Load> {
-        let seat = self.seats.get_mut(slot.id.index())?;
-        (seat.generation == slot.generation).then_some(&mut seat.load)
-    }
-
-    pub(super) fn saw_decode(&mut self, seconds: f64) {
-        const KEEP: f64 = 0.98;
-        self.decode_seconds = match self.decode_seconds {
-            0.0 => seconds,
-            mean => KEEP * mean + (1.0 - KEEP) * seconds,
-        };
-    }
-
-    pub(super) fn decode_seconds(&self) -> f64 {
-        self.decode_seconds
-    }
-
-    pub(super) fn set_decode_seconds(&mut self, seconds: f64) {
-        self.decode_seconds = seconds;
-    }
-
-    /// A prefill of `tokens` took the slot's worker so long.
-    pub(super) fn saw_prefill(&mut self, slot: &Slot, tokens: f64, seconds: f64) {
-        self.line.learn(tokens, seconds);
-        let line = self.line;
-        if let Some(load) = self.load(slot) {
-            load.pace.learn(&line, tokens, seconds);
-        }
-    }
-
-    /// What is assumed of a worker whose speed is not known.
-    pub(super) fn typical_speed(&self) -> f64 {
-        self.line.tokens_per_s()
-    }
-}
-
 /// The share of a request's generation that counts as work when the recent past is tallied: decoding shares the worker with
 /// others, a prefill has it nearly to itself.
 const DECODE_SHARE: f64 = 0.1;
+
+/// Looks at the fleet for one request. Each time but the last, another request has meanwhile been booked on the worker that was
+/// picked, so as many threads as this have to place requests there at once before one is placed by loads that are not exact.
+const MOST_LOOKS: u32 = 16;
 
 pub(super) type Fleet = Vec<Option<Arc<Slot>>>;
 
@@ -147,7 +64,7 @@ pub struct Planner {
     fleet: ArcSwap<Fleet>,
     /// Membership changes one at a time; holds the next generation.
     membership: Mutex<u64>,
-    table: Mutex<Table>,
+    pub(super) common: Common,
     pub(super) index: Index,
 }
 
@@ -157,7 +74,7 @@ impl Planner {
             settings,
             fleet: ArcSwap::default(),
             membership: Mutex::new(1),
-            table: Mutex::default(),
+            common: Common::default(),
             index: Index::default(),
         })
     }
@@ -172,27 +89,8 @@ impl Planner {
         let id = WorkerId(u32::try_from(place).expect("a fleet has fewer than 2^32 workers"));
         let generation = *next_generation;
         *next_generation += 1;
-        let mut load = Load::default();
-        load.pace = Pace::told(spec.prefill_speed);
-        {
-            let mut table = self.table.lock();
-            if table.seats.len() <= place {
-                table.seats.resize_with(place + 1, Seat::default);
-            }
-            table.seats[place] = Seat { generation, load };
-        }
         let bounds = Bounds { tokens: spec.capacity_tokens, blocks: 0 };
-        fleet[place] = Some(Arc::new(Slot {
-            id,
-            generation,
-            cache: Mutex::new(Some(Cache::new(bounds))),
-            trust: Mutex::new(Trust::new(spec.capacity_tokens)),
-            credit: AtomicU64::new(1f64.to_bits()),
-            engine_block_tokens: AtomicU32::new(spec.engine_block_tokens),
-            emptied: AtomicU64::new(0),
-            near: AtomicBool::new(false),
-            spec,
-        }));
+        fleet[place] = Some(Arc::new(Slot::new(id, generation, spec, Cache::new(bounds))));
         self.share_blocks(&fleet);
         self.fleet.store(Arc::new(fleet));
         id
@@ -205,8 +103,7 @@ impl Planner {
         let Some(slot) = fleet.get_mut(worker.index()).and_then(Option::take) else { return };
         self.share_blocks(&fleet);
         self.fleet.store(Arc::new(fleet));
-        self.table.lock().seats[worker.index()] = Seat::default();
-        if let Some(mut cache) = slot.cache.lock().take() {
+        if let Some(mut cache) = slot.leave() {
             self.follow(worker, &mut cache, Cache::clear);
         }
     }
@@ -248,17 +145,13 @@ impl Planner {
     /// The config says another speed, or none any more. It counts until samples contradict it.
     pub fn set_prefill_speed(&self, worker: WorkerId, tokens_per_s: Option<f64>) {
         let Some(slot) = self.slot(worker) else { return };
-        if let Some(load) = self.table.lock().load(&slot) {
-            load.pace.tell(tokens_per_s);
-        }
+        slot.with_load(|load| load.tell_speed(tokens_per_s));
     }
 
     /// Others have so many uncached tokens queued at the worker, as far as is known until `until`.
     pub fn set_foreign_queue(&self, worker: WorkerId, tokens: f64, until: Time) {
         let Some(slot) = self.slot(worker) else { return };
-        if let Some(load) = self.table.lock().load(&slot) {
-            load.set_foreign(tokens, until);
-        }
+        slot.with_load(|load| load.set_foreign(tokens, until));
     }
 
     /// Others send this share of the worker's prompt tokens, and use as much of its cache.
@@ -271,15 +164,14 @@ impl Planner {
 
     /// What has been given to the worker since it joined.
     pub fn given(&self, worker: WorkerId) -> Option<Given> {
-        let slot = self.slot(worker)?;
-        self.table.lock().load(&slot).map(|load| load.given())
+        self.slot(worker)?.with_load(|load| load.given())
     }
 
     /// An answer has shown what was cached; answers how many blocks were forgotten if it shows that all is lost.
     pub(super) fn learn_trust(&self, slot: &Slot, sample: Sample, now: Time) -> Option<usize> {
         let mut trust = slot.trust.lock();
         let verdict = trust.learn(sample, now);
-        slot.credit.store(trust.credit().to_bits(), Ordering::Relaxed);
+        slot.credit.set(trust.credit());
         match verdict {
             Verdict::Same => None,
             Verdict::Resized => {
@@ -314,24 +206,34 @@ impl Planner {
     ) -> Option<(Decision, Booking)> {
         let fleet = self.fleet.load();
         let mut view = View::new(self, ask, eligible, &fleet)?;
-        let mut table = self.table.lock();
-        let decision = view.decide(self, &mut table, policy, now, random);
-        let slot = Arc::clone(fleet.get(decision.worker.index())?.as_ref()?);
-        let terms = view.terms(decision.worker)?;
-        let seconds = terms.uncached / terms.speed + DECODE_SHARE * table.decode_seconds;
-        let Some(load) = table.load(&slot) else {
-            // The worker left while we looked; the fleet without it is in place already.
-            drop(table);
-            return self.plan(ask, eligible, policy, now, random);
-        };
+        for look in 1.. {
+            let decision = view.decide(self, policy, now, random);
+            let slot = fleet.get(decision.worker.index())?.as_ref()?;
+            let terms = view.terms(&decision);
+            let booked = slot.with_load(|load| {
+                let overtaken = load.snapshot().requests() != view.seen(&decision);
+                (!overtaken || look == MOST_LOOKS).then(|| self.book(load, ask, &terms, now))
+            });
+            match booked {
+                Some(Some(ticket)) => {
+                    let era = self.common.count(fleet.iter().flatten().count()).era();
+                    let booking =
+                        Booking::new(Arc::clone(self), Arc::clone(slot), ask, ticket, &terms, era, now);
+                    return Some((Decision { candidates: view.candidates, ..decision }, booking));
+                }
+                Some(None) => {}
+                // The worker left while we looked; the fleet without it is in place already.
+                None => break,
+            }
+        }
+        self.plan(ask, eligible, policy, now, random)
+    }
+
+    fn book(&self, load: &mut Load, ask: &Ask, terms: &Terms, now: Time) -> Ticket {
+        let seconds = terms.uncached / terms.speed + DECODE_SHARE * self.common.decode_seconds();
         let ticket = load.book(terms.uncached, seconds, ask.streams, now);
         load.ask(ask.prompt_tokens, terms.cached);
-        let workers = fleet.iter().flatten().count();
-        table.traffic.add(workers);
-        let era = table.traffic.era();
-        drop(table);
-        let decision = Decision { candidates: view.candidates, ..decision };
-        Some((decision, Booking::new(Arc::clone(self), slot, ask, ticket, &terms, era, now)))
+        ticket
     }
 
     /// What [`Planner::plan`] would do, without doing it.
@@ -345,20 +247,15 @@ impl Planner {
     ) -> Option<Decision> {
         let fleet = self.fleet.load();
         let mut view = View::new(self, ask, eligible, &fleet)?;
-        let decision = view.decide(self, &mut self.table.lock(), policy, now, random);
+        let decision = view.decide(self, policy, now, random);
         Some(Decision { candidates: view.candidates, ..decision })
     }
 
     /// What is believed and booked of one worker.
     pub fn belief(&self, worker: WorkerId, now: Time) -> Option<Belief> {
         let slot = self.slot(worker)?;
-        let (queue_tokens, open, prefill_speed) = {
-            let mut table = self.table.lock();
-            let typical = table.typical_speed();
-            let load = table.load(&slot)?;
-            let speed = load.pace.known(typical);
-            (load.queue(now, speed.unwrap_or(typical)), load.open(), speed)
-        };
+        let typical = self.common.typical_speed();
+        let (load, prefill_speed) = slot.snapshot_at(now, typical);
         let trust = *slot.trust.lock();
         let guard = slot.cache.lock();
         let cache = guard.as_ref()?;
@@ -368,8 +265,8 @@ impl Planner {
             evicted_blocks: cache.evicted(),
             held_tokens: cache.held_tokens(),
             capacity_tokens: cache.bounds().tokens,
-            queue_tokens,
-            open,
+            queue_tokens: load.queue(now, prefill_speed.unwrap_or(typical)),
+            open: load.open(),
             prefill_speed,
             credit: trust.credit(),
             foreign_share: trust.foreign(),
@@ -394,10 +291,6 @@ impl Planner {
     /// Memory of the index.
     pub fn index_bytes(&self) -> usize {
         self.index.bytes()
-    }
-
-    pub(super) fn table(&self) -> parking_lot::MutexGuard<'_, Table> {
-        self.table.lock()
     }
 
     pub(super) fn learns_speed(&self) -> bool {

@@ -4,7 +4,7 @@
 //! price = ( uncached - popular + queue / (1 + x) * queued + displacement * (pushed + USED_ONCE * pushed once) ) / speed
 //!         + uncached * min(recent_cap, recent * (recent(w) - least recent)) / speed
 //!         + memory / (1 + x) * shortage * mean generation
-//! x     = shortest queue of all workers in seconds / crowded_seconds        (0 while any worker is idle)
+//! x     = min(MOST_CROWDED, shortest queue of all workers in seconds / crowded_seconds)        (0 while any worker is idle)
 //! ```
 //!
 //! While somebody is idle, affinity and balance trade at a fixed rate; as every worker queues, the queue counts for less,
@@ -14,6 +14,10 @@
 /// What a pushed-out token that one request alone has used counts beside one that several have: the ends of prompts are mostly
 /// not asked for again, but the history of a conversation is.
 const USED_ONCE: f64 = 0.7;
+
+/// The queue counts no less than one part in so many and one. Without end to it, a fleet that is far behind sends whatever is warm
+/// to one place however long the queue is there: the mean gains by it, but the slowest hundredth waits longer than it would by load.
+const MOST_CROWDED: f64 = 12.0;
 
 /// The weights of the price. The constants are flat: halving or doubling one changes mean TTFT by a few per cent.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +83,7 @@ pub struct Terms {
 impl PriceSettings {
     /// How far every worker queues, from 0 (somebody is idle) upward.
     pub fn crowding(&self, shortest_queue_seconds: f64) -> f64 {
-        shortest_queue_seconds / self.crowded_seconds
+        (shortest_queue_seconds / self.crowded_seconds).min(MOST_CROWDED)
     }
 
     /// The recent-past term, in tokens.
@@ -107,6 +111,8 @@ mod tests {
         let terms = Terms { uncached: 1000.0, queue: 2000.0, speed: 1000.0, ..Terms::default() };
         assert_eq!(price.seconds(&terms, price.crowding(0.0)), 2.0);
         assert_eq!(price.seconds(&terms, price.crowding(0.15)), 1.5);
+        let far_behind = price.seconds(&terms, price.crowding(1e9));
+        assert_eq!(far_behind, 1.0 + 1.0 / 13.0, "but never nothing");
     }
 
     #[test]

@@ -123,8 +123,8 @@ impl Shadow {
             let profile = profiles.get(at).cloned().flatten();
             *member = self.follow_member(member.take(), profile);
         }
-        let decode_seconds = planner.table().decode_seconds();
-        self.models.iter().for_each(|model| model.table().set_decode_seconds(decode_seconds));
+        let decode_seconds = planner.common.decode_seconds();
+        self.models.iter().for_each(|model| model.common.set_decode_seconds(decode_seconds));
         let smallest = members.iter().flatten().map(|member| member.of.blocks(block_tokens)).min();
         self.members.store(Arc::new(members));
         if let Some(blocks) = smallest {

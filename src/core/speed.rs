@@ -87,11 +87,27 @@ impl Line {
 /// One worker against the fleet's line.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Pace {
-    told: Option<f64>,
     weight: f64,
     actual: f64,
     expected: f64,
     slow_in_a_row: u32,
+    verdict: Verdict,
+}
+
+/// What a worker's samples and the config say of its speed.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Verdict {
+    told: Option<f64>,
+    learned: Option<Slower>,
+}
+
+/// How much slower than the fleet's line a worker is, and by how much it may seem so by chance, as logarithms.
+#[derive(Copy, Clone, Debug)]
+struct Slower {
+    seen: f64,
+    doubtful: f64,
+    /// As far as it is certain, as a factor of the line's speed.
+    factor: f64,
 }
 
 impl Pace {
@@ -104,7 +120,11 @@ impl Pace {
 
     /// The config has been edited; what was learned stays.
     pub fn tell(&mut self, tokens_per_s: Option<f64>) {
-        self.told = tokens_per_s.filter(|speed| PLAUSIBLE.contains(speed));
+        self.verdict.told = tokens_per_s.filter(|speed| PLAUSIBLE.contains(speed));
+    }
+
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
     }
 
     pub fn learn(&mut self, line: &Line, tokens: f64, seconds: f64) {
@@ -117,24 +137,17 @@ impl Pace {
         self.weight = self.weight * keep + 1.0;
         self.actual = self.actual * keep + seconds;
         self.expected = self.expected * keep + expected;
+        self.verdict.learned = self.judge();
     }
 
-    /// Tokens a second by this worker's own samples or the config, where the fleet's line says `typical`; `None` while neither
-    /// samples nor config say anything.
-    pub fn known(&self, typical: f64) -> Option<f64> {
+    fn judge(&self) -> Option<Slower> {
         if self.weight < ENOUGH {
-            return self.told;
+            return None;
         }
-        let slower = (self.actual / self.expected).ln();
+        let seen = (self.actual / self.expected).ln();
         let doubtful = DOUBTFUL * (PACE_MEMORY / self.weight).sqrt();
-        // What was told stands until samples contradict it.
-        let contradicted = |told: &f64| ((typical / told).ln() - slower).abs() > 2.0 * doubtful;
-        if let Some(told) = self.told.filter(|told| !contradicted(told)) {
-            return Some(told);
-        }
-        let certain = (slower.abs() / doubtful - 1.0).clamp(0.0, 1.0);
-        let speed = typical * (-slower * certain).exp();
-        Some(speed.clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
+        let certain = (seen.abs() / doubtful - 1.0).clamp(0.0, 1.0);
+        Some(Slower { seen, doubtful, factor: (-seen * certain).exp() })
     }
 
     fn is_outlier(&mut self, seconds: f64, expected: f64) -> bool {
@@ -145,6 +158,20 @@ impl Pace {
         }
         self.slow_in_a_row = 0;
         false
+    }
+}
+
+impl Verdict {
+    /// Tokens a second by this worker's own samples or the config, where the fleet's line says `typical`; `None` while neither
+    /// samples nor config say anything.
+    pub fn speed(&self, typical: f64) -> Option<f64> {
+        let Some(slower) = self.learned else { return self.told };
+        // What was told stands until samples contradict it.
+        let contradicted = |told: &f64| ((typical / told).ln() - slower.seen).abs() > 2.0 * slower.doubtful;
+        if let Some(told) = self.told.filter(|told| !contradicted(told)) {
+            return Some(told);
+        }
+        Some((typical * slower.factor).clamp(*PLAUSIBLE.start(), *PLAUSIBLE.end()))
     }
 }
 
@@ -164,7 +191,10 @@ mod tests {
                 pace.learn(&line, tokens, seconds);
             }
         }
-        paces.iter().map(|pace| pace.known(line.tokens_per_s()).expect("two hundred samples")).collect()
+        paces
+            .iter()
+            .map(|pace| pace.verdict().speed(line.tokens_per_s()).expect("two hundred samples"))
+            .collect()
     }
 
     fn near(actual: f64, wanted: f64) {
@@ -198,8 +228,8 @@ mod tests {
             many.learn(&line, 1000.0, 0.19);
         }
         let typical = line.tokens_per_s();
-        assert_eq!(few.known(typical), Some(typical));
-        near(many.known(typical).expect("six hundred samples"), typical / 1.9);
+        assert_eq!(few.verdict().speed(typical), Some(typical));
+        near(many.verdict().speed(typical).expect("six hundred samples"), typical / 1.9);
     }
 
     #[test]
@@ -228,8 +258,8 @@ mod tests {
     #[test]
     fn the_config_counts_until_samples_do() {
         let line = Line::default();
-        assert_eq!(Pace::told(Some(1_000.0)).known(line.tokens_per_s()), Some(1_000.0));
-        assert_eq!(Pace::told(Some(f64::NAN)).known(line.tokens_per_s()), None);
+        assert_eq!(Pace::told(Some(1_000.0)).verdict().speed(line.tokens_per_s()), Some(1_000.0));
+        assert_eq!(Pace::told(Some(f64::NAN)).verdict().speed(line.tokens_per_s()), None);
         assert_eq!(line.tokens_per_s(), UNKNOWN_TOKENS_PER_S);
     }
 
@@ -242,8 +272,8 @@ mod tests {
             right.learn(&line, 1000.0, 0.21);
             wrong.learn(&line, 1000.0, 0.2);
         }
-        assert_eq!(right.known(line.tokens_per_s()), Some(5_000.0));
-        near(wrong.known(line.tokens_per_s()).expect("a hundred samples"), 5_000.0);
+        assert_eq!(right.verdict().speed(line.tokens_per_s()), Some(5_000.0));
+        near(wrong.verdict().speed(line.tokens_per_s()).expect("a hundred samples"), 5_000.0);
     }
 
     #[test]
@@ -256,9 +286,9 @@ mod tests {
         };
         (0..20).for_each(|_| feed(&mut line, &mut pace, 0.1));
         feed(&mut line, &mut pace, 10.0);
-        near(pace.known(line.tokens_per_s()).expect("known"), 10_000.0);
+        near(pace.verdict().speed(line.tokens_per_s()).expect("known"), 10_000.0);
         (0..200).for_each(|_| feed(&mut line, &mut pace, 1.0));
-        near(pace.known(line.tokens_per_s()).expect("known"), 1_000.0);
+        near(pace.verdict().speed(line.tokens_per_s()).expect("known"), 1_000.0);
     }
 
     #[test]
@@ -273,6 +303,9 @@ mod tests {
                 pace.learn(&line, tokens, seconds);
             }
         }
-        assert_eq!((line.tokens_per_s(), pace.known(line.tokens_per_s())), (UNKNOWN_TOKENS_PER_S, None));
+        assert_eq!(
+            (line.tokens_per_s(), pace.verdict().speed(line.tokens_per_s())),
+            (UNKNOWN_TOKENS_PER_S, None)
+        );
     }
 }

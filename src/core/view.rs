@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
 use crate::core::ids::{BlockHash, Time, WorkerId, mix};
-use crate::core::planner::{Fleet, Planner, Slot, Table};
-use crate::core::price::{PriceSettings, Terms};
+use crate::core::planner::{Fleet, Planner};
+use crate::core::price::Terms;
+use crate::core::slot::Slot;
 use crate::core::tally::Traffic;
 
 /// Fewer uses than this are no sign of popularity.
@@ -18,13 +19,15 @@ const MUCH_FASTER: f64 = 1.5;
 /// Candidates for which displacement is worked out, at most; beyond that, the price without it decides.
 const MAX_DISPLACEMENTS: usize = 64;
 
-/// The eligible workers and what one request would find there: filled without any lock, then priced under the table's.
+/// The eligible workers and what one request would find there.
 pub(super) struct View<'a> {
     ask: &'a Ask,
     fleet: &'a Fleet,
     pub(super) candidates: Vec<Candidate>,
     slots: Vec<&'a Arc<Slot>>,
     depths: Vec<usize>,
+    /// How many requests each had been given when its load was read.
+    seen: Vec<u64>,
     /// Blocks that every eligible worker holds.
     common: usize,
 }
@@ -49,38 +52,40 @@ impl<'a> View<'a> {
         }
         let depths = slots.iter().map(|slot| by_slot[slot.id.index()]).collect::<Vec<usize>>();
         let candidates = slots.iter().zip(&depths).map(|(slot, &depth)| {
-            let cached = slot.credit() * cached_tokens(ask, depth, slot.engine_block_tokens());
+            let cached = slot.credit.get() * cached_tokens(ask, depth, slot.engine_block_tokens());
             let uncached = (ask.prompt_tokens - cached).max(0.0);
             Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
         });
         let common = depths.iter().copied().min().unwrap_or(0);
-        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots, common })
+        let seen = vec![0; slots.len()];
+        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots, seen, common })
     }
 
-    pub(super) fn terms(&self, worker: WorkerId) -> Option<Terms> {
-        self.candidates.iter().find(|candidate| candidate.worker == worker).map(|candidate| candidate.terms)
+    /// The terms of the worker that was decided for.
+    pub(super) fn terms(&self, decision: &Decision) -> Terms {
+        self.candidates[decision.pick].terms
     }
 
-    pub(super) fn decide(
-        &mut self,
-        planner: &Planner,
-        table: &mut Table,
-        policy: Policy,
-        now: Time,
-        random: u64,
-    ) -> Decision {
-        self.add_loads(planner, table, now);
+    /// How many requests that worker had been given when it was looked at.
+    pub(super) fn seen(&self, decision: &Decision) -> u64 {
+        self.seen[decision.pick]
+    }
+
+    pub(super) fn decide(&mut self, planner: &Planner, policy: Policy, now: Time, random: u64) -> Decision {
+        let traffic = planner.common.traffic();
+        self.add_loads(planner, now);
         let (pick, runner_up) = match policy {
             Policy::Random => ((random % self.slots.len() as u64) as usize, None),
             Policy::Kv => {
-                self.add_popular(planner, table.traffic);
-                self.add_moves(table.traffic.era());
-                self.cheapest(planner, table, random)
+                self.add_popular(planner, traffic);
+                self.add_moves(traffic.era());
+                self.cheapest(planner, traffic.era(), random)
             }
         };
         let chosen = &self.candidates[pick];
         Decision {
             worker: chosen.worker,
+            pick,
             reason: self.reason(policy, pick),
             predicted_cached_tokens: chosen.terms.cached,
             candidates: Vec::new(),
@@ -88,18 +93,19 @@ impl<'a> View<'a> {
         }
     }
 
-    fn add_loads(&mut self, planner: &Planner, table: &mut Table, now: Time) {
-        let typical = table.typical_speed();
+    /// What the workers have to do; also undoes what a look before this one found.
+    fn add_loads(&mut self, planner: &Planner, now: Time) {
+        let typical = planner.common.typical_speed();
         let mut least_recent = f64::INFINITY;
-        for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
-            let terms = &mut candidate.terms;
-            terms.speed = typical;
-            let Some(load) = table.load(slot) else { continue };
-            terms.speed = load.pace.known(typical).unwrap_or(typical);
-            terms.queue = load.queue(now, terms.speed) + load.foreign(now);
-            terms.open = load.open();
-            terms.recent = load.recent(now);
-            least_recent = least_recent.min(terms.recent);
+        for ((candidate, slot), seen) in self.candidates.iter_mut().zip(&self.slots).zip(&mut self.seen) {
+            let Terms { cached, uncached, .. } = candidate.terms;
+            let (load, speed) = slot.snapshot_at(now, typical);
+            let speed = speed.unwrap_or(typical);
+            let queue = load.queue(now, speed) + load.foreign(now);
+            let (open, recent) = (load.open(), load.recent(now));
+            *seen = load.requests();
+            least_recent = least_recent.min(recent);
+            candidate.terms = Terms { cached, uncached, speed, queue, open, recent, ..Terms::default() };
         }
         let price = &planner.settings.price;
         for candidate in &mut self.candidates {
@@ -110,7 +116,7 @@ impl<'a> View<'a> {
 
     /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out only for those
     /// that could still win without it.
-    fn cheapest(&mut self, planner: &Planner, table: &Table, random: u64) -> (usize, Option<usize>) {
+    fn cheapest(&mut self, planner: &Planner, era: u16, random: u64) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
         let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
         let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
@@ -120,7 +126,7 @@ impl<'a> View<'a> {
         }
         let all = 0..self.candidates.len();
         let mut best = all.clone().min_by(|&a, &b| self.compare(a, b, random)).unwrap_or(0);
-        self.look_into(best, price, crowding, table);
+        self.look_into(best, planner, era, crowding);
         let first = best;
         let mut left = MAX_DISPLACEMENTS;
         // Where more could win than are looked at, chance says who is: else low slots would be favoured.
@@ -133,7 +139,7 @@ impl<'a> View<'a> {
             if left == 0 {
                 break;
             }
-            self.look_into(at, price, crowding, table);
+            self.look_into(at, planner, era, crowding);
             if self.compare(at, best, random).is_lt() {
                 best = at;
             }
@@ -207,18 +213,18 @@ impl<'a> View<'a> {
     }
 
     /// Adds what only the worker's cache tells: what the request would push out, and how long it would wait for memory.
-    fn look_into(&mut self, at: usize, price: &PriceSettings, crowding: f64, table: &Table) {
+    fn look_into(&mut self, at: usize, planner: &Planner, era: u16, crowding: f64) {
         let terms = &mut self.candidates[at].terms;
         let need = (terms.uncached + self.ask.output_tokens) as u64;
         let guard = self.slots[at].cache.lock();
         if let Some(cache) = guard.as_ref() {
-            let pushed = cache.pushed_by(need, table.traffic.era());
+            let pushed = cache.pushed_by(need, era);
             (terms.pushed, terms.pushed_once) = (pushed.shared as f64, pushed.once as f64);
             let whole = (self.ask.prompt_tokens + self.ask.output_tokens) as u64;
             // Running requests end evenly over the time that one takes.
-            terms.memory = cache.shortage(&self.ask.chain.hashes, whole) * table.decode_seconds();
+            terms.memory = cache.shortage(&self.ask.chain.hashes, whole) * planner.common.decode_seconds();
         }
-        terms.seconds = price.seconds(terms, crowding);
+        terms.seconds = planner.settings.price.seconds(terms, crowding);
     }
 
     /// Cheaper first; then fewer open requests; then the near ones; then by rendezvous hash of the first block that not all hold, so that

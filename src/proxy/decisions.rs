@@ -54,7 +54,8 @@ impl Decided {
     /// In words and numbers; of the workers, the `most` nearest to being picked.
     pub fn explain(&self, most: usize) -> Explanation {
         let name = |worker| self.names.of(worker).map(ToString::to_string).unwrap_or_default();
-        let Decision { worker, reason, predicted_cached_tokens, candidates, runner_up } = &self.decision;
+        let Decision { worker, reason, predicted_cached_tokens, candidates, runner_up, pick: _ } =
+            &self.decision;
         let priced = self.mode == Mode::Kv;
         let next = runner_up.and_then(|at| candidates.get(at)).map(|candidate| candidate.worker);
         // Of several that cost the same, one was next.

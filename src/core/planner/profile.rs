@@ -32,12 +32,9 @@ impl Planner {
     /// By place in the fleet.
     pub(in crate::core) fn profiles(&self) -> Vec<Option<Profile>> {
         let fleet = self.fleet.load_full();
+        let typical = self.common.typical_speed();
         let profile = |slot: &std::sync::Arc<super::Slot>| {
-            let prefill_speed = {
-                let mut table = self.table.lock();
-                let typical = table.typical_speed();
-                table.load(slot).map(|load| load.pace.known(typical).unwrap_or(typical))
-            };
+            let prefill_speed = Some(slot.snapshot().speed(typical).unwrap_or(typical));
             let bounds = slot.cache.lock().as_ref()?.bounds();
             Some(Profile {
                 generation: slot.generation,

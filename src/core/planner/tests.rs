@@ -1,5 +1,7 @@
 //! Placement as its users would describe it.
 
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
 use crate::core::blocks::Chain;
 use crate::core::booking::Finished;
@@ -67,6 +69,36 @@ fn a_burst_sees_itself() {
     for id in &ids {
         assert_eq!(open.iter().filter(|(decision, _)| decision.worker == *id).count(), 10);
     }
+}
+
+/// Whoever places a request sees every one that was placed before it, also those of other threads: of two at once that would pick
+/// the same worker, one picks another.
+#[test]
+fn a_burst_on_two_threads_sees_itself() {
+    const ROUNDS: usize = 2_000;
+    let (planner, ids) = fleet(64, 1_000_000);
+    let arrived = AtomicUsize::new(0);
+    // Both go on at once, more nearly than threads that are woken do.
+    let meet = |times: usize| {
+        arrived.fetch_add(1, Ordering::Relaxed);
+        while arrived.load(Ordering::Relaxed) < 2 * times {
+            std::thread::yield_now();
+        }
+    };
+    let rounds = || {
+        let one = |round: usize| {
+            meet(2 * round + 1);
+            let (decision, _open) = plan(&planner, &ask(0, 0, 0, 0), &ids, round as f64);
+            meet(2 * round + 2);
+            decision.worker
+        };
+        (0..ROUNDS).map(one).collect::<Vec<WorkerId>>()
+    };
+    let (left, right) = std::thread::scope(|scope| {
+        let other = scope.spawn(rounds);
+        (rounds(), other.join().expect("it ends"))
+    });
+    assert_eq!(left.iter().zip(&right).filter(|(left, right)| left == right).count(), 0);
 }
 
 #[test]
@@ -280,7 +312,7 @@ fn explain_changes_nothing_and_agrees_with_plan() {
     let (decision, _booking) = plan(&planner, &again, &ids, 1.0);
     assert_eq!(explained.worker, decision.worker);
     assert_eq!(explained.candidates.len(), 4);
-    let chosen = &explained.candidates.iter().find(|c| c.worker == explained.worker).expect("listed").terms;
+    let chosen = &explained.candidates[explained.pick].terms;
     let next = &explained.candidates[explained.runner_up.expect("four are eligible")].terms;
     assert!(chosen.seconds < next.seconds);
     assert_eq!(chosen.cached, 30.0 * 64.0);
