@@ -26,24 +26,24 @@ pub struct HashKey(pub [u8; 32]);
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Widths {
     /// Blocks of one unit, before the wide ones.
-    narrow: usize,
+    pub narrow: usize,
+    /// Units in a wide block, at least 1.
+    pub wide: usize,
 }
 
 impl Widths {
     /// All blocks are equally long.
-    pub const EVEN: Widths = Widths { narrow: usize::MAX };
+    pub const EVEN: Widths = Widths { narrow: usize::MAX, wide: 1 };
     /// What [`ChainBuilder`] makes: the first 8,000 tokens or so in narrow blocks, where one wide one is 3 % of what is before it.
-    pub const GROWING: Widths = Widths { narrow: 128 };
-    const WIDE: usize = 4;
-
+    pub const GROWING: Widths = Widths { narrow: 128, wide: 4 };
     /// Units in the block at `place`.
     pub fn at(self, place: usize) -> usize {
-        if place < self.narrow { 1 } else { Widths::WIDE }
+        if place < self.narrow { 1 } else { self.wide }
     }
 
     /// Units in the first `depth` blocks.
     pub fn within(self, depth: usize) -> usize {
-        depth + (Widths::WIDE - 1) * depth.saturating_sub(self.narrow)
+        depth + (self.wide - 1) * depth.saturating_sub(self.narrow)
     }
 
     /// The same chain in blocks of one unit: a wide block becomes as many, of which the last is the block itself.
@@ -57,7 +57,7 @@ impl Widths {
 
     /// Whether a block ends with the unit at `unit`.
     fn ends_at(self, unit: usize) -> bool {
-        unit < self.narrow || (unit - self.narrow) % Widths::WIDE == Widths::WIDE - 1
+        unit < self.narrow || (unit - self.narrow) % self.wide == self.wide - 1
     }
 }
 

@@ -8,6 +8,7 @@
 //! blocks of one chain, so a later request takes blocks only from a run's front and eviction takes them only from its back.
 
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 
 use crate::core::ids::BlockHash;
 use crate::core::tally::Tally;
@@ -308,17 +309,24 @@ impl Cache {
         }
         self.stop(&mut claim);
         self.held = self.held - claim.filler + filler;
-        let mut run = Run { filler, older: NONE, newer: NONE, ..Run::default() };
-        for &slot in &claim.slots {
-            self.blocks[slot as usize].computed = true;
-            if self.unpin(slot) {
-                run.content += u64::from(self.blocks[slot as usize].tokens);
-                run.blocks.push(slot);
-            }
-        }
-        if run.filler > 0 || !run.blocks.is_empty() {
-            run.blocks.shrink_to_fit();
-            self.append(run);
+        let mut content = 0;
+        claim.slots.retain(|&slot| {
+            let unused = self.unpin(slot);
+            let block = &mut self.blocks[slot as usize];
+            block.computed = true;
+            content += if unused { u64::from(block.tokens) } else { 0 };
+            unused
+        });
+        if filler > 0 || !claim.slots.is_empty() {
+            claim.slots.shrink_to_fit();
+            self.append(Run {
+                blocks: claim.slots,
+                content,
+                filler,
+                older: NONE,
+                newer: NONE,
+                ..Run::default()
+            });
         }
         self.make_room(0, 0, witness);
     }
@@ -486,7 +494,7 @@ impl Cache {
     fn make_room(&mut self, tokens: u64, blocks: usize, witness: &mut impl Witness) {
         let limit = self.bounds.tokens.unwrap_or(u64::MAX);
         // Chosen first and taken out of the table together: what is chosen does not hang on what the table's memory says.
-        let mut evicted: Vec<(u32, BlockHash)> = Vec::new();
+        let mut evicted: SmallVec<[(u32, BlockHash); 16]> = SmallVec::new();
         while self.oldest != NONE {
             let over = self.held.saturating_add(tokens).saturating_sub(limit);
             let crowded = self.table.len() - evicted.len() + blocks > self.bounds.blocks;

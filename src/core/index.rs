@@ -8,6 +8,7 @@
 use std::hash::{BuildHasherDefault, Hasher};
 
 use dashmap::{DashMap, SharedValue};
+use smallvec::{SmallVec, smallvec};
 
 use crate::core::ids::{BlockHash, WorkerId};
 
@@ -87,9 +88,9 @@ impl Holders {
         }
     }
 
-    fn to_vec(&self) -> Vec<u32> {
+    fn all(&self) -> SmallVec<[u32; 16]> {
         match self {
-            Holders::One(one) => vec![*one],
+            Holders::One(one) => smallvec![*one],
             Holders::Many(members) => members.iter().collect(),
         }
     }
@@ -126,6 +127,7 @@ impl Holders {
 
 /// A worker and how many of the chain's blocks, from the first on, it is believed to hold.
 pub type Depth = (WorkerId, usize);
+pub type Depths = SmallVec<[Depth; 16]>;
 
 #[derive(Default)]
 pub struct Index {
@@ -184,10 +186,10 @@ impl Index {
         }
         let shard = |hash: &BlockHash| self.holders.determine_shard(hash.0 as usize);
         // A counting sort: there are few shards, and two thousand blocks in the longest prompts.
-        let mut ends = vec![0; self.holders.shards().len() + 1];
+        let mut ends: SmallVec<[usize; 128]> = smallvec![0; self.holders.shards().len() + 1];
         hashes.iter().for_each(|hash| ends[shard(hash) + 1] += 1);
         (1..ends.len()).for_each(|at| ends[at] += ends[at - 1]);
-        let mut sorted = vec![BlockHash(0); hashes.len()];
+        let mut sorted: SmallVec<[BlockHash; 128]> = smallvec![BlockHash(0); hashes.len()];
         for hash in hashes {
             let end = &mut ends[shard(hash)];
             sorted[*end] = *hash;
@@ -203,11 +205,11 @@ impl Index {
     }
 
     /// The depth of every worker that holds at least the chain's first block, in no particular order.
-    pub fn depths(&self, chain: &[BlockHash]) -> Vec<Depth> {
+    pub fn depths(&self, chain: &[BlockHash]) -> Depths {
         let Some(mut current) = chain.first().and_then(|first| self.holders_of(*first)) else {
-            return Vec::new();
+            return Depths::new();
         };
-        let mut found = Vec::with_capacity(current.len());
+        let mut found = Depths::with_capacity(current.len());
         let mut at = 0;
         loop {
             let change = self.next_change(chain, at, current.len());
@@ -216,7 +218,7 @@ impl Index {
                 found.extend(current.iter().map(|&worker| (WorkerId(worker), change)));
                 return found;
             };
-            current.retain(|&worker| {
+            current.retain(|&mut worker| {
                 let stays = next.has(worker);
                 if !stays {
                     found.push((WorkerId(worker), change));
@@ -230,8 +232,8 @@ impl Index {
         }
     }
 
-    fn holders_of(&self, hash: BlockHash) -> Option<Vec<u32>> {
-        self.holders.get(&hash).map(|holders| holders.to_vec())
+    fn holders_of(&self, hash: BlockHash) -> Option<SmallVec<[u32; 16]>> {
+        self.holders.get(&hash).map(|holders| holders.all())
     }
 
     fn count(&self, hash: BlockHash) -> usize {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::core::booking::Booking;
 use crate::core::cache::{Bounds, Cache, Witness};
@@ -36,6 +37,9 @@ pub struct Settings {
     pub learn_trust: bool,
     /// Believed blocks over all workers, shared out evenly.
     pub max_blocks: usize,
+    /// Workers that are priced for one request: where more are eligible, those that hold the most of it come first, and chance says
+    /// who of the others. 2 or more.
+    pub most_priced: usize,
 }
 
 impl Default for Settings {
@@ -45,6 +49,7 @@ impl Default for Settings {
             learn_speed: true,
             learn_trust: true,
             max_blocks: 2_000_000,
+            most_priced: usize::MAX,
         }
     }
 }
@@ -205,7 +210,7 @@ impl Planner {
         random: u64,
     ) -> Option<(Decision, Booking)> {
         let fleet = self.fleet.load();
-        let mut view = View::new(self, ask, eligible, &fleet)?;
+        let mut view = View::new(self, ask, eligible, &fleet, random)?;
         for look in 1.. {
             let decision = view.decide(self, policy, now, random);
             let slot = fleet.get(decision.worker.index())?.as_ref()?;
@@ -246,7 +251,7 @@ impl Planner {
         random: u64,
     ) -> Option<Decision> {
         let fleet = self.fleet.load();
-        let mut view = View::new(self, ask, eligible, &fleet)?;
+        let mut view = View::new(self, ask, eligible, &fleet, random)?;
         let decision = view.decide(self, policy, now, random);
         Some(Decision { candidates: view.candidates, ..decision })
     }
@@ -280,7 +285,7 @@ impl Planner {
 
     /// Who holds how many of the blocks of a prompt, from its first on.
     pub fn holders(&self, hashes: &[BlockHash]) -> Vec<(WorkerId, usize)> {
-        self.index.depths(hashes)
+        self.index.depths(hashes).into_vec()
     }
 
     /// Distinct blocks believed to be held by anybody.
@@ -362,8 +367,8 @@ pub struct Belief {
 /// is pinned.
 #[derive(Default)]
 pub(super) struct Changes {
-    stored: Vec<BlockHash>,
-    dropped: Vec<BlockHash>,
+    stored: SmallVec<[BlockHash; 16]>,
+    dropped: SmallVec<[BlockHash; 16]>,
 }
 
 impl Witness for Changes {

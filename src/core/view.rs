@@ -3,6 +3,8 @@
 use std::cell::LazyCell;
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
 use crate::core::ids::{BlockHash, Time, WorkerId, mix};
 use crate::core::planner::{Fleet, Planner};
@@ -24,12 +26,19 @@ pub(super) struct View<'a> {
     ask: &'a Ask,
     fleet: &'a Fleet,
     pub(super) candidates: Vec<Candidate>,
-    slots: Vec<&'a Arc<Slot>>,
-    depths: Vec<usize>,
-    /// How many requests each had been given when its load was read.
-    seen: Vec<u64>,
+    /// In the order of the candidates.
+    looks: Vec<Look<'a>>,
     /// Blocks that every eligible worker holds.
     common: usize,
+}
+
+/// What is not part of a candidate's price.
+struct Look<'a> {
+    slot: &'a Arc<Slot>,
+    /// Blocks of the prompt, from its first on, that it is believed to hold.
+    depth: usize,
+    /// How many requests it had been given when its load was read.
+    seen: u64,
 }
 
 impl<'a> View<'a> {
@@ -38,27 +47,29 @@ impl<'a> View<'a> {
         ask: &'a Ask,
         eligible: &[WorkerId],
         fleet: &'a Fleet,
+        random: u64,
     ) -> Option<View<'a>> {
-        let present = eligible.iter().filter_map(|worker| fleet.get(worker.index())?.as_ref());
-        let slots: Vec<&Arc<Slot>> = present.collect();
-        if slots.is_empty() {
-            return None;
-        }
-        let mut by_slot = vec![0; fleet.len()];
+        let mut by_slot: SmallVec<[usize; 64]> = smallvec![0; fleet.len()];
         for (worker, depth) in planner.index.depths(&ask.chain.hashes) {
             if let Some(place) = by_slot.get_mut(worker.index()) {
                 *place = depth;
             }
         }
-        let depths = slots.iter().map(|slot| by_slot[slot.id.index()]).collect::<Vec<usize>>();
-        let candidates = slots.iter().zip(&depths).map(|(slot, &depth)| {
-            let cached = slot.credit.get() * cached_tokens(ask, depth, slot.engine_block_tokens());
+        let mut looks = Vec::with_capacity(eligible.len());
+        looks.extend(eligible.iter().filter_map(|worker| {
+            let slot = fleet.get(worker.index())?.as_ref()?;
+            Some(Look { slot, depth: by_slot[worker.index()], seen: 0 })
+        }));
+        let common = looks.iter().map(|look| look.depth).min()?;
+        if looks.len() > planner.settings.most_priced {
+            leave_some(&mut looks, planner.settings.most_priced, random);
+        }
+        let candidates = looks.iter().map(|Look { slot, depth, .. }| {
+            let cached = slot.credit.get() * cached_tokens(ask, *depth, slot.engine_block_tokens());
             let uncached = (ask.prompt_tokens - cached).max(0.0);
             Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
         });
-        let common = depths.iter().copied().min().unwrap_or(0);
-        let seen = vec![0; slots.len()];
-        Some(View { ask, fleet, candidates: candidates.collect(), depths, slots, seen, common })
+        Some(View { ask, fleet, candidates: candidates.collect(), looks, common })
     }
 
     /// The terms of the worker that was decided for.
@@ -68,14 +79,14 @@ impl<'a> View<'a> {
 
     /// How many requests that worker had been given when it was looked at.
     pub(super) fn seen(&self, decision: &Decision) -> u64 {
-        self.seen[decision.pick]
+        self.looks[decision.pick].seen
     }
 
     pub(super) fn decide(&mut self, planner: &Planner, policy: Policy, now: Time, random: u64) -> Decision {
         let traffic = planner.common.traffic();
         self.add_loads(planner, now);
         let (pick, runner_up) = match policy {
-            Policy::Random => ((random % self.slots.len() as u64) as usize, None),
+            Policy::Random => ((random % self.looks.len() as u64) as usize, None),
             Policy::Kv => {
                 self.add_popular(planner, traffic);
                 self.add_moves(traffic.era());
@@ -97,13 +108,13 @@ impl<'a> View<'a> {
     fn add_loads(&mut self, planner: &Planner, now: Time) {
         let typical = planner.common.typical_speed();
         let mut least_recent = f64::INFINITY;
-        for ((candidate, slot), seen) in self.candidates.iter_mut().zip(&self.slots).zip(&mut self.seen) {
+        for (candidate, look) in self.candidates.iter_mut().zip(&mut self.looks) {
             let Terms { cached, uncached, .. } = candidate.terms;
-            let (load, speed) = slot.snapshot_at(now, typical);
+            let (load, speed) = look.slot.snapshot_at(now, typical);
             let speed = speed.unwrap_or(typical);
             let queue = load.queue(now, speed) + load.foreign(now);
             let (open, recent) = (load.open(), load.recent(now));
-            *seen = load.requests();
+            look.seen = load.requests();
             least_recent = least_recent.min(recent);
             candidate.terms = Terms { cached, uncached, speed, queue, open, recent, ..Terms::default() };
         }
@@ -150,16 +161,15 @@ impl<'a> View<'a> {
     /// A prefix that draws more than their share of all requests to the workers that hold it gets another copy. Without that, a
     /// system prompt that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
-        let depth = self.depths.iter().copied().max().unwrap_or(0);
+        let depth = self.deepest();
         if depth == self.common {
             return;
         }
         // Of all workers, as the requests are those of all: these may be only the ones that serve the model.
         let share = f64::from(traffic.requests()) / self.fleet.iter().flatten().count() as f64;
         let each = (planner.settings.price.replicate_shares * share).max(MIN_USES);
-        let deepest = |(_, held): &(&&Arc<Slot>, &usize)| **held == depth;
-        let holders: Vec<&Slot> =
-            self.slots.iter().zip(&self.depths).filter(deepest).map(|(slot, _)| &***slot).collect();
+        let holders: SmallVec<[&Slot; 16]> =
+            self.looks.iter().filter(|look| look.depth == depth).map(|look| &**look.slot).collect();
         let wanted = each * holders.len() as f64;
         if f64::from(traffic.requests()) < wanted {
             return;
@@ -169,13 +179,16 @@ impl<'a> View<'a> {
         };
         let enough =
             |hash: &BlockHash| holders.iter().map(|slot| f64::from(uses(slot, *hash))).sum::<f64>() >= wanted;
-        // Whoever uses a block uses all before it, so counts only fall along the chain.
+        // Whoever uses a block uses all before it, so counts only fall along the chain; most prompts are not popular at all.
+        if !enough(&self.ask.chain.hashes[self.common]) {
+            return;
+        }
         let popular = self.common + self.ask.chain.hashes[self.common..depth].partition_point(enough);
         if popular == self.common {
             return;
         }
         let units = |depth| self.ask.chain.units(depth);
-        for (candidate, &depth) in self.candidates.iter_mut().zip(&self.depths) {
+        for (candidate, &Look { depth, .. }) in self.candidates.iter_mut().zip(&self.looks) {
             let terms = &mut candidate.terms;
             let lacking = units(popular).saturating_sub(units(depth));
             terms.popular = (lacking as f64 * self.ask.block_tokens).min(terms.uncached);
@@ -185,18 +198,19 @@ impl<'a> View<'a> {
     /// A prefix that lives on slow workers alone moves to a faster one, if nothing that is shared has to go for it there, once the
     /// seconds that as many requests as used it of late would save are worth the prefill: this request does not bear its cost.
     fn add_moves(&mut self, era: u16) {
-        let depth = self.depths.iter().copied().max().unwrap_or(0);
+        let depth = self.deepest();
         if depth == self.common {
             return;
         }
         let speed = |at: &usize| self.candidates[*at].terms.speed;
-        let holders = (0..self.slots.len()).filter(|&at| self.depths[at] == depth);
+        let holders = (0..self.looks.len()).filter(|&at| self.looks[at].depth == depth);
         let Some(home) = holders.max_by(|a, b| speed(a).total_cmp(&speed(b))) else { return };
         let Terms { uncached: rest, speed: slow, .. } = self.candidates[home].terms;
         let last = self.ask.chain.hashes[depth - 1];
-        let uses =
-            LazyCell::new(|| self.slots[home].cache.lock().as_ref().map_or(0, |cache| cache.uses(last, era)));
-        for (candidate, slot) in self.candidates.iter_mut().zip(&self.slots) {
+        let uses = LazyCell::new(|| {
+            self.looks[home].slot.cache.lock().as_ref().map_or(0, |cache| cache.uses(last, era))
+        });
+        for (candidate, Look { slot, .. }) in self.candidates.iter_mut().zip(&self.looks) {
             let terms = &mut candidate.terms;
             let extra = terms.uncached - terms.popular - rest;
             if terms.speed < MUCH_FASTER * slow || extra <= 0.0 {
@@ -216,7 +230,7 @@ impl<'a> View<'a> {
     fn look_into(&mut self, at: usize, planner: &Planner, era: u16, crowding: f64) {
         let terms = &mut self.candidates[at].terms;
         let need = (terms.uncached + self.ask.output_tokens) as u64;
-        let guard = self.slots[at].cache.lock();
+        let guard = self.looks[at].slot.cache.lock();
         if let Some(cache) = guard.as_ref() {
             let pushed = cache.pushed_by(need, era);
             (terms.pushed, terms.pushed_once) = (pushed.shared as f64, pushed.once as f64);
@@ -232,26 +246,46 @@ impl<'a> View<'a> {
     fn compare(&self, a: usize, b: usize, random: u64) -> std::cmp::Ordering {
         let (left, right) = (&self.candidates[a].terms, &self.candidates[b].terms);
         let by_price = left.seconds.total_cmp(&right.seconds).then(left.open.cmp(&right.open));
-        let by_place = self.slots[b].is_near().cmp(&self.slots[a].is_near());
+        let by_place = self.looks[b].slot.is_near().cmp(&self.looks[a].slot.is_near());
         by_price.then(by_place).then_with(|| self.rank(a, random).cmp(&self.rank(b, random)))
+    }
+
+    /// Blocks that whoever holds the most of the prompt does.
+    fn deepest(&self) -> usize {
+        self.looks.iter().map(|look| look.depth).max().unwrap_or(0)
     }
 
     fn rank(&self, at: usize, random: u64) -> u64 {
         let prefix = self.ask.chain.hashes.get(self.common).or(self.ask.chain.hashes.last());
-        mix(self.slots[at].spec.key ^ prefix.map_or(random, |hash| hash.0))
+        mix(self.looks[at].slot.spec.key ^ prefix.map_or(random, |hash| hash.0))
     }
 
     fn reason(&self, policy: Policy, pick: usize) -> Reason {
-        let most = self.depths.iter().copied().max().unwrap_or(0);
+        let most = self.deepest();
         match policy {
             Policy::Random => Reason::Random,
-            Policy::Kv if self.slots.len() == 1 => Reason::Only,
+            Policy::Kv if self.looks.len() == 1 => Reason::Only,
             Policy::Kv if self.ask.chain.hashes.is_empty() => Reason::Load,
             Policy::Kv if most == 0 => Reason::Cold,
-            Policy::Kv if self.depths[pick] == most => Reason::Warm,
+            Policy::Kv if self.looks[pick].depth == most => Reason::Warm,
             Policy::Kv => Reason::Spill,
         }
     }
+}
+
+/// Leaves `most`: those that hold as much as anybody, but half of all at most, and others in a row from anywhere.
+fn leave_some(looks: &mut Vec<Look>, most: usize, random: u64) {
+    let start = (random % looks.len() as u64) as usize;
+    looks.rotate_left(start);
+    let deepest = looks.iter().map(|look| look.depth).max().unwrap_or(0).max(1);
+    let mut front = 0;
+    for at in 0..looks.len() {
+        if front < most / 2 && looks[at].depth == deepest {
+            looks.swap(front, at);
+            front += 1;
+        }
+    }
+    looks.truncate(most);
 }
 
 /// What the engine will report as cached if it holds `depth` blocks of the prompt: whole engine blocks, and never the last

@@ -60,12 +60,12 @@ fn adding_twice_and_removing_what_is_not_there_change_nothing() {
     index.add(&[hash], a);
     index.add(&[hash], a);
     index.remove(&[hash], b);
-    assert_eq!(index.depths(&[hash]), [(a, 1)]);
+    assert_eq!(index.depths(&[hash])[..], [(a, 1)]);
     index.add(&[hash], b);
     index.add(&[hash], b);
     index.remove(&[hash], a);
     index.remove(&[hash], a);
-    assert_eq!(index.depths(&[hash]), [(b, 1)]);
+    assert_eq!(index.depths(&[hash])[..], [(b, 1)]);
     index.remove(&[hash], b);
     assert!(index.is_empty());
 }
@@ -85,8 +85,8 @@ fn more_holders_further_on_hold_up_nothing() {
     let [first, second, third] = [1, 2, 3].map(BlockHash);
     index.add(&[first, second, third], a);
     index.add(&[second, third], b);
-    assert_eq!(index.depths(&[first, second]), [(a, 2)]);
-    assert_eq!(index.depths(&[first, second, third]), [(a, 3)]);
+    assert_eq!(index.depths(&[first, second])[..], [(a, 2)]);
+    assert_eq!(index.depths(&[first, second, third])[..], [(a, 3)]);
     index.remove(&[second], a);
     assert_eq!(index.depths(&[first, second, third])[0].0, a);
 }

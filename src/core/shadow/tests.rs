@@ -1,7 +1,7 @@
 //! The shadow beside the true planner, and what it makes of a changing fleet.
 
 use super::*;
-use crate::core::blocks::Widths;
+use crate::core::ids::mix;
 
 const BLOCK: f64 = 64.0;
 
@@ -81,13 +81,51 @@ fn each_policy_is_told_what_the_other_one_finds() {
 
 #[test]
 fn thinned_prompts_keep_their_tokens_on_average() {
-    let asks = (0..2_000).map(|serial| ask(serial, 10, serial, 3));
     let (mut whole, mut thin) = (0.0, 0.0);
-    for ask in asks {
+    for serial in 0..4_000 {
+        let ask = ask(serial, serial % 100, serial, 3);
         whole += ask.prompt_tokens;
         thin += thinned(&ask, 16).prompt_tokens;
     }
     assert!((thin / whole - 1.0).abs() < 0.05, "{}", thin / whole);
+}
+
+/// However rare the blocks: what all share is counted for what it is, to a step.
+#[test]
+fn the_beginning_of_a_prompt_is_never_left_out() {
+    for blocks in 1..=16 {
+        let thin = thinned(&ask(1, blocks, 0, 0), 512);
+        let held = thin.chain.units(thin.chain.hashes.len()) as f64 * thin.block_tokens;
+        assert!((held - blocks as f64 * BLOCK).abs() <= STEP_TOKENS / 2.0, "{held} for {blocks} blocks");
+    }
+}
+
+#[test]
+fn a_block_never_counts_more_tokens_than_it_can() {
+    let planner = Planner::new(Settings::default());
+    planner.add_worker(spec(1, 1_900_000));
+    for (block_tokens, most) in [(64.0, 512), (256.0, 128), (30_000.0, 1), (1e9, 1)] {
+        let shadow = Shadow::new(Sampling::OneIn(512), &Settings::default());
+        shadow.sync(&planner, block_tokens);
+        assert_eq!(shadow.one_in(), Some(most), "blocks of {block_tokens} tokens");
+    }
+}
+
+/// A fleet of 64 in which some workers hold the prompt: those are priced in any case.
+#[test]
+fn few_workers_are_priced_but_those_that_hold_the_prompt_are() {
+    let planner = Planner::new(Settings::default());
+    let workers: Vec<WorkerId> = (0..64).map(|key| planner.add_worker(spec(key, 400))).collect();
+    let shadow = Shadow::new(Sampling::OneIn(1), &Settings::default());
+    shadow.sync(&planner, BLOCK);
+    for serial in 0..200 {
+        let ask = ask(serial % 50, 8, serial, 1);
+        let mut followed =
+            shadow.follow(&ask, &workers, Policy::Random, Time(serial as f64), mix(serial)).unwrap();
+        assert_eq!(followed.other.cached, if serial < 50 { 0.0 } else { 8.0 * BLOCK }, "request {serial}");
+        followed.commit(Time(serial as f64));
+        followed.finish(Some(1), Time(serial as f64 + 0.1));
+    }
 }
 
 #[test]
@@ -165,8 +203,8 @@ fn the_larger_the_caches_the_fewer_blocks() {
         shadow.one_in()
     };
     assert_eq!(one_in(Sampling::Auto, 100), Some(1));
-    assert_eq!(one_in(Sampling::Auto, 2_047), Some(1));
-    assert_eq!(one_in(Sampling::Auto, 8_192), Some(16));
+    assert_eq!(one_in(Sampling::Auto, 511), Some(1));
+    assert_eq!(one_in(Sampling::Auto, 8_192), Some(64));
     assert_eq!(one_in(Sampling::Auto, 1_900_000), Some(512));
     assert_eq!(one_in(Sampling::OneIn(64), 100), Some(64));
     assert_eq!(Sampling::one_in(64), Some(Sampling::OneIn(64)));
