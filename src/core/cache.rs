@@ -8,14 +8,15 @@
 //! blocks of one chain, so a later request takes blocks only from a run's front and eviction takes them only from its back.
 
 use hashbrown::HashTable;
-use smallvec::SmallVec;
 
 use crate::core::ids::BlockHash;
 use crate::core::tally::Tally;
 
 mod outlook;
+mod runs;
 
 pub use outlook::Pushed;
+use runs::Run;
 
 const NONE: u32 = u32::MAX;
 const FREED: u16 = u16::MAX;
@@ -37,22 +38,6 @@ struct Block {
     run: u32,
     /// The block that last followed this one in a chain: where to look first, without hashing. Only a hint.
     next: u32,
-}
-
-/// What one ended request left behind and nobody has asked for since, in chain order.
-#[derive(Default)]
-struct Run {
-    blocks: Vec<u32>,
-    /// Blocks before this one have been taken by later requests.
-    start: usize,
-    /// Tokens of the blocks from `start` on.
-    content: u64,
-    /// Tokens of the partial tail and the answer; reused before the blocks.
-    filler: u64,
-    /// Later runs have greater stamps.
-    stamp: u64,
-    older: u32,
-    newer: u32,
 }
 
 /// The blocks that one request in flight uses. Give it back with [`Cache::release`] or [`Cache::undo`].
@@ -455,78 +440,6 @@ impl Cache {
         block.pins -= 1;
         self.pinned -= if block.pins == 0 { u64::from(block.tokens) } else { 0 };
         block.pins == 0
-    }
-
-    fn append(&mut self, mut run: Run) {
-        self.stamp += 1;
-        run.stamp = self.stamp;
-        let at = put(&mut self.runs, &mut self.free_runs, run);
-        let run = &mut self.runs[at as usize];
-        run.older = self.newest;
-        for &slot in &run.blocks {
-            self.blocks[slot as usize].run = at;
-        }
-        match self.newest {
-            NONE => self.oldest = at,
-            newest => self.runs[newest as usize].newer = at,
-        }
-        self.newest = at;
-    }
-
-    fn drop_if_empty(&mut self, at: u32) {
-        let run = &mut self.runs[at as usize];
-        if run.filler > 0 || run.start < run.blocks.len() {
-            return;
-        }
-        let Run { older, newer, .. } = std::mem::take(run);
-        match older {
-            NONE => self.oldest = newer,
-            older => self.runs[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            newer => self.runs[newer as usize].older = older,
-        }
-        self.free_runs.push(at);
-    }
-
-    /// Evicts until `tokens` and `blocks` more fit, or nothing is left to evict.
-    fn make_room(&mut self, tokens: u64, blocks: usize, witness: &mut impl Witness) {
-        let limit = self.bounds.tokens.unwrap_or(u64::MAX);
-        // Chosen first and taken out of the table together: what is chosen does not hang on what the table's memory says.
-        let mut evicted: SmallVec<[(u32, BlockHash); 16]> = SmallVec::new();
-        while self.oldest != NONE {
-            let over = self.held.saturating_add(tokens).saturating_sub(limit);
-            let crowded = self.table.len() - evicted.len() + blocks > self.bounds.blocks;
-            if over == 0 && !crowded {
-                break;
-            }
-            evicted.extend(self.evict_one(over));
-        }
-        for (slot, hash) in evicted {
-            self.remove_entry(slot, hash);
-            witness.dropped(hash);
-        }
-    }
-
-    /// Takes from the oldest run: filler first, and of it no more than needed, else its last block, which is answered and still in
-    /// the table.
-    fn evict_one(&mut self, over: u64) -> Option<(u32, BlockHash)> {
-        let at = self.oldest;
-        let run = &mut self.runs[at as usize];
-        let mut evicted = None;
-        if run.filler > 0 {
-            // Filler costs no memory of ours: when only the bound on blocks presses, it goes whole.
-            let taken = if over == 0 { run.filler } else { run.filler.min(over) };
-            run.filler -= taken;
-            self.held -= taken;
-        } else if let Some(slot) = run.blocks.pop() {
-            run.content -= u64::from(self.blocks[slot as usize].tokens);
-            evicted = Some((slot, self.free(slot)));
-            self.evicted += 1;
-        }
-        self.drop_if_empty(at);
-        evicted
     }
 }
 

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::core::blocks::{Chain, Widths};
 use crate::core::booking::{Booking, Finished};
-use crate::core::cache::{Bounds, Cache, Witness};
+use crate::core::cache::{Bounds, Witness};
 use crate::core::ids::{BlockHash, Time, WorkerId};
 use crate::core::planner::{Ask, Planner, Policy, Profile, Settings, WorkerSpec};
 

@@ -1,7 +1,8 @@
 //! What can be told of a worker's cache before a request is sent there: whether it would wait for memory, and what it would push
 //! out.
 
-use super::{Cache, NONE, Run};
+use super::runs::Run;
+use super::{Cache, NONE};
 use crate::core::ids::BlockHash;
 
 /// Tokens of believed content that would be pushed out.
