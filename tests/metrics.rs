@@ -19,7 +19,7 @@ const STABLE: &[&str] = &[
     "warmroute_config_reloads_total{result}",
     "warmroute_confirmed_cached_tokens_total{model,mode}",
     "warmroute_confirmed_prompt_tokens_total{model,mode}",
-    "warmroute_decision_seconds{}",
+    "warmroute_decision_seconds{mode}",
     "warmroute_decisions_total{reason}",
     "warmroute_discovery_failures_total{source,reason}",
     "warmroute_discovery_synced{source}",

@@ -103,7 +103,7 @@ families! {
         OVERHEAD = Histogram(OVERHEAD_BUCKETS), Seconds, "warmroute_overhead_seconds", [closed::<Mode>()],
             "Time that the proxy itself worked on a request that a worker answered: all its time less the waits for the worker, \
              for the client, for a place, and for a turn on a processor.";
-        DECISION = Histogram(DECISION_BUCKETS), Seconds, "warmroute_decision_seconds", [],
+        DECISION = Histogram(DECISION_BUCKETS), Seconds, "warmroute_decision_seconds", [closed::<Mode>()],
             "Time spent reading a prompt and picking its worker; part of the overhead.";
     }
     "Hits" {

@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 use super::Label;
@@ -148,10 +148,6 @@ impl Family {
     pub(super) fn float_gauge(&self, registry: &Registry) -> Gauge {
         debug_assert!(matches!(self.kind, Kind::Gauge), "{}", self.name);
         register(registry, Gauge::with_opts(self.opts()))
-    }
-
-    pub(super) fn histogram(&self, registry: &Registry) -> Histogram {
-        register(registry, Histogram::with_opts(self.histogram_opts()))
     }
 
     pub(super) fn histograms(&self, registry: &Registry) -> HistogramVec {

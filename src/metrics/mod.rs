@@ -163,8 +163,7 @@ pub struct Metrics {
     pub body_bytes: IntGauge,
     pub client_connections: IntGauge,
     overhead: [Histogram; Mode::VALUES.len()],
-    /// Seconds spent reading the prompt and picking.
-    pub decision: Histogram,
+    decision: [Histogram; Mode::VALUES.len()],
     pub reasons: Counters<Reason>,
     pub fallbacks: Counters<Fallback>,
     pub retries: Counters<Retry>,
@@ -190,15 +189,16 @@ impl Metrics {
         let registry = Registry::new();
         let r = &registry;
         c::BUILD_INFO.gauges(r).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let overhead: HistogramVec = c::OVERHEAD.histograms(r);
+        let by_mode =
+            |family: &HistogramVec| std::array::from_fn(|at| family.with_label_values(&[Mode::VALUES[at]]));
         Arc::new(Metrics {
             requests: Requests::register(r),
             in_flight: c::IN_FLIGHT.gauge(r),
             queued: c::QUEUED.gauge(r),
             body_bytes: c::BODY_BYTES.gauge(r),
             client_connections: c::CLIENT_CONNECTIONS.gauge(r),
-            overhead: std::array::from_fn(|at| overhead.with_label_values(&[Mode::VALUES[at]])),
-            decision: c::DECISION.histogram(r),
+            overhead: by_mode(&c::OVERHEAD.histograms(r)),
+            decision: by_mode(&c::DECISION.histograms(r)),
             reasons: Counters::register(r, &c::DECISIONS),
             fallbacks: Counters::register(r, &c::FALLBACKS),
             retries: Counters::register(r, &c::RETRIES),
@@ -230,6 +230,11 @@ impl Metrics {
     /// Seconds that the proxy itself worked on a request.
     pub fn overhead(&self, mode: Mode) -> &Histogram {
         &self.overhead[mode.index()]
+    }
+
+    /// Seconds spent reading a prompt and picking by this mode.
+    pub fn decision(&self, mode: Mode) -> &Histogram {
+        &self.decision[mode.index()]
     }
 
     /// The handles of the worker shown as `worker`: the same ones for all who have them at once.

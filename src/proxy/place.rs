@@ -217,7 +217,7 @@ impl Proxy {
         let follow = |shadow: &Shadow| shadow.follow(&asked.ask, &eligible, policy, now, rand::random());
         let followed = self.shadow.as_ref().and_then(follow);
         if tried.is_empty() {
-            self.metrics.decision.observe((asked.reading + began.elapsed()).as_secs_f64());
+            self.metrics.decision(mode).observe((asked.reading + began.elapsed()).as_secs_f64());
         }
         let worker = fleet.worker(decision.worker).ok_or(ProxyError::NoWorker)?.clone();
         // Another request may have taken the last place since; the queue sorts it out.
