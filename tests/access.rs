@@ -175,7 +175,8 @@ async fn a_request_that_ends_before_its_answer_has_a_whole_line() {
     engine.next(vec![Step::Reset]);
     let mut client = router.client().await;
     client.send(ask("one")).await;
-    assert_eq!(client.answer("POST").await.expect("an answer").status(), 502);
+    let answer = client.answer("POST").await.expect("an answer");
+    assert_eq!((answer.status(), answer.head.get("x-request-id")), (502, Some("one")));
     // The client leaves.
     engine.next(vec![Step::AwaitClose]);
     client.send(ask("two")).await;
@@ -215,12 +216,15 @@ async fn a_request_that_is_refused_has_its_status_and_its_id() {
     let router = before(&file, &[&engine], |config| config.limits.body = 10).await;
     let mut client = router.client().await;
     client.send("POST /sleep HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\ncontent-length: 0\r\n\r\n").await;
-    assert_eq!(client.answer("POST").await.expect("an answer").status(), 403);
-    assert_eq!(client.post("/v1/completions", "x".repeat(11)).await.status(), 413);
+    let blocked = client.answer("POST").await.expect("an answer");
+    assert_eq!((blocked.status(), blocked.head.get("x-request-id")), (403, Some("mine")));
+    let large = client.post("/v1/completions", "x".repeat(11)).await;
+    assert_eq!(large.status(), 413);
     let lines = file.lines(2).await;
     assert_eq!((&lines[0]["status"], &lines[0]["request_id"]), (&403.into(), &"mine".into()));
     assert_eq!(lines[1]["status"], 413);
     assert!(lines[1]["request_id"].is_string(), "one was made for it");
+    assert_eq!(lines[1]["request_id"].as_str(), large.head.get("x-request-id"), "and told");
     assert!(lines.iter().all(|line| line["outcome"] == "refused" && line.get("worker").is_none()));
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
@@ -127,6 +127,12 @@ impl Body for Accounted {
     }
 }
 
+/// Why a request has no answer, and by which id it is known.
+pub struct Failed {
+    pub error: ProxyError,
+    pub request_id: Option<HeaderValue>,
+}
+
 /// Opens an account for each request and closes it by its answer or error.
 #[derive(Clone)]
 pub struct AccountLayer {
@@ -153,11 +159,11 @@ where
     S: Service<Inbound, Response = Response<ResponseBody>, Error = ProxyError>,
 {
     type Response = Response<Accounted>;
-    type Error = ProxyError;
+    type Error = Failed;
     type Future = AccountFuture<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+        self.inner.poll_ready(cx).map_err(|error| Failed { error, request_id: None })
     }
 
     fn call(&mut self, (request, client): (Request<Incoming>, Arc<Client>)) -> Self::Future {
@@ -178,7 +184,7 @@ pin_project! {
 }
 
 impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for AccountFuture<F> {
-    type Output = Result<Response<Accounted>, ProxyError>;
+    type Output = Result<Response<Accounted>, Failed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -202,11 +208,13 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
                 }))
             }
             Err(error) => {
+                let mut request_id = None;
                 if let Some(account) = &mut account {
                     account.outcome = Some(error.outcome());
                     account.note.answered(error.status());
+                    request_id = account.note.id().cloned();
                 }
-                Err(error)
+                Err(Failed { error, request_id })
             }
         })
     }

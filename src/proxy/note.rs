@@ -1,8 +1,8 @@
 //! What is recorded of one request from its arrival to its last byte. It ends as a line of the [`access`](super::access) log, as a span
 //! of a [trace](super::traces), or as neither: then nothing is recorded but the mode that it goes by.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -68,19 +68,20 @@ impl Records {
             let known = Known {
                 timestamp: (since.as_secs_f64() * 1e6).round() / 1e3,
                 route: route.as_str(),
-                request_id: text(headers.get(REQUEST_ID)),
                 ..Known::default()
             };
             let keeps_blocks = logged && self.access.keeps_blocks();
             Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span })
         });
-        Note(Arc::new(Noted { random: AtomicBool::new(mode == Mode::Random), line }))
+        let id = headers.get(REQUEST_ID).cloned().map(OnceLock::from).unwrap_or_default();
+        Note(Arc::new(Noted { random: AtomicBool::new(mode == Mode::Random), id, line }))
     }
 
     /// The request has ended.
     pub fn end(&self, note: &Note, outcome: Outcome) {
         note.with(|line| {
             line.known.mode = note.mode().as_str();
+            line.known.request_id = text(note.id());
             line.known.outcome = outcome.as_str();
             line.known.duration_ms = millis(line.arrived);
             if let Some(span) = line.span.take() {
@@ -100,6 +101,8 @@ pub struct Note(Arc<Noted>);
 struct Noted {
     /// Goes by [`Mode::Random`].
     random: AtomicBool,
+    /// The client's own, or else the one that was made for it, once it was.
+    id: OnceLock<HeaderValue>,
     /// `None` if nobody wants to know more.
     line: Option<Mutex<Line>>,
 }
@@ -127,7 +130,15 @@ impl Note {
 
     /// By which id its worker knows it.
     pub fn identified(&self, head: &UpstreamHead) {
-        self.with(|line| line.known.request_id = text(head.request_id()));
+        if let Some(id) = head.request_id() {
+            // One that the client has sent is known already.
+            let _ = self.0.id.set(id.clone());
+        }
+    }
+
+    /// Its id, if it has one yet.
+    pub fn id(&self) -> Option<&HeaderValue> {
+        self.0.id.get()
     }
 
     /// What was read of its body.

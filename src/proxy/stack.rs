@@ -11,9 +11,10 @@ use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use tower::{Service, ServiceBuilder, service_fn};
 
-use super::account::{AccountLayer, Accounted};
+use super::account::{AccountLayer, Accounted, Failed};
 use super::error::ProxyError;
 use super::forward::{Inbound, forward};
+use super::headers::REQUEST_ID;
 use super::relay::ResponseBody;
 use super::{Client, Proxy};
 use crate::lifecycle::Phase;
@@ -24,8 +25,8 @@ pub fn stack(
 ) -> impl Service<
     (Request<Incoming>, Arc<Client>),
     Response = Response<Accounted>,
-    Error = ProxyError,
-    Future = impl Future<Output = Result<Response<Accounted>, ProxyError>> + Send,
+    Error = Failed,
+    Future = impl Future<Output = Result<Response<Accounted>, Failed>> + Send,
 > + Clone {
     ServiceBuilder::new()
         // Outermost, so that all is counted, and before errors are rendered, so that each is counted by its kind.
@@ -60,13 +61,16 @@ fn panicked(panic: Box<dyn Any + Send>) -> Answered {
 /// Turns whatever went wrong into a response, at this one place: an error handed to hyper would close the connection
 /// without a word.
 pub fn rendered(
-    answer: Result<Response<Accounted>, ProxyError>,
+    answer: Result<Response<Accounted>, Failed>,
     proxy: &Proxy,
     version: Version,
 ) -> Result<Response<Accounted>, Infallible> {
-    Ok(answer.unwrap_or_else(|error| {
+    Ok(answer.unwrap_or_else(|Failed { error, request_id }| {
         error.log(&proxy.complaints);
         let mut response = error.render();
+        if let Some(id) = request_id {
+            response.headers_mut().insert(REQUEST_ID, id);
+        }
         if error.ends_connection() && version < Version::HTTP_2 {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
