@@ -105,6 +105,28 @@ async fn a_place_is_held_to_the_end_of_the_stream() {
 }
 
 #[tokio::test]
+async fn places_that_an_edit_makes_are_given_to_those_who_wait() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.limits.in_flight = Some(1)).await;
+    let gate = Gate::default();
+    engine.next(held(&gate));
+    let mut clients = vec![send(&router).await];
+    engine.saw(1).await;
+    for _ in 0..3 {
+        clients.push(send(&router).await);
+    }
+    router.metric_is("warmroute_requests_queued", 3.0).await;
+    let mut edited = Config::clone(&router.proxy.config.load());
+    edited.limits.in_flight = Some(10);
+    router.proxy.reconfigure(edited, None);
+    for client in &mut clients[1..] {
+        assert_eq!(client.answer("POST").await.expect("an answer").status(), 200);
+    }
+    gate.open();
+    assert_eq!(clients[0].answer("POST").await.expect("an answer").status(), 200);
+}
+
+#[tokio::test]
 async fn a_wait_that_is_too_long_ends_in_a_503() {
     let engine = FakeEngine::start().await;
     let router = limited(&engine, |config| {

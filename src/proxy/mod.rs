@@ -167,6 +167,8 @@ impl Proxy {
         self.fleet.configure(&config.workers);
         self.decisions.limit(config.explain.keep);
         self.config.rcu(|now| Config { mode: mode.unwrap_or(now.mode), ..config.clone() });
+        // There may be more places now than those who wait for one know of.
+        self.fleet.capacity.notify_one();
         self.metrics.set_mode(self.config.load().mode);
     }
 
