@@ -166,6 +166,31 @@ async fn run(admin: String, arguments: &[&str]) -> Output {
     run.await.expect("no panic").expect("the program runs")
 }
 
+#[tokio::test]
+async fn what_can_be_read_has_a_head_and_other_methods_are_told_which_there_are() {
+    let (_one, _two, router) = pair(Mode::Kv).await;
+    for (path, allowed) in [
+        ("/", "GET, HEAD"),
+        ("/metrics", "GET, HEAD"),
+        ("/fleet", "GET, HEAD"),
+        ("/series", "GET, HEAD"),
+        ("/config", "GET, HEAD"),
+        ("/decisions", "GET, HEAD"),
+        ("/prefixes", "GET, HEAD"),
+        ("/mode", "GET, HEAD, PUT"),
+    ] {
+        let head = ask(&router, "HEAD", path, "", "").await;
+        assert_eq!((head.status(), head.body.len()), (200, 0), "{path}");
+        let refused = ask(&router, "DELETE", path, "", "").await;
+        assert_eq!((refused.status(), refused.head.get("allow")), (405, Some(allowed)), "{path}");
+    }
+    for path in ["/explain", "/workers/a:1/drain"] {
+        let refused = ask(&router, "GET", path, "", "").await;
+        assert_eq!((refused.status(), refused.head.get("allow")), (405, Some("POST")), "{path}");
+    }
+    assert_eq!(ask(&router, "GET", "/nothing", "", "").await.status(), 404);
+}
+
 /// Nothing of the page comes from elsewhere, and a browser is told to fetch nothing from there.
 #[tokio::test]
 async fn the_status_page_is_whole_and_closed() {

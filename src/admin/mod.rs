@@ -14,7 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Request, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -85,10 +85,12 @@ async fn answer(
     if reads && let Some(file) = status::file(path) {
         return Ok(file);
     }
-    Ok(match (request.method(), path) {
-        (&Method::GET | &Method::HEAD, "/metrics") => metrics(proxy).await,
-        (&Method::GET | &Method::HEAD, "/healthz") => text(StatusCode::OK, "ok\n"),
-        (&Method::GET | &Method::HEAD, "/readyz") => readiness(&proxy),
+    // Of what is only asked for its head, hyper leaves the body out.
+    let method = if reads { &Method::GET } else { request.method() };
+    Ok(match (method, path) {
+        (&Method::GET, "/metrics") => metrics(proxy).await,
+        (&Method::GET, "/healthz") => text(StatusCode::OK, "ok\n"),
+        (&Method::GET, "/readyz") => readiness(&proxy),
         (&Method::GET, "/fleet") => object(StatusCode::OK, &fleet::fleet(&proxy)),
         (&Method::GET, "/series") => match since(request.uri().query()) {
             Ok(since) => object(StatusCode::OK, &series.tell(&proxy, since)),
@@ -103,21 +105,29 @@ async fn answer(
         (&Method::POST, path) if path.starts_with(WORKERS) => {
             fleet::set_draining(&proxy, &path[WORKERS.len()..])
         }
-        (
-            _,
-            "/" | "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/series" | "/config" | "/mode"
-            | "/decisions" | "/prefixes" | "/explain",
-        ) => text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n"),
-        (_, path) if path.starts_with(WORKERS) => {
-            text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use POST\n")
-        }
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "not found; there are / (a page for browsers) /metrics /healthz /readyz /fleet /series /config /mode (GET, PUT) /decisions /prefixes \
-             /explain (POST) /workers/NAME/drain and \
-             /workers/NAME/resume (POST)\n",
-        ),
+        (_, path) => refused(path),
     })
+}
+
+/// For a path that is not there, or not by that method.
+fn refused(path: &str) -> Page {
+    let allowed = match path {
+        "/mode" => "GET, HEAD, PUT",
+        "/explain" => "POST",
+        path if path.starts_with(WORKERS) => "POST",
+        "/" | "/metrics" | "/healthz" | "/readyz" | "/fleet" | "/series" | "/config" | "/decisions"
+        | "/prefixes" => "GET, HEAD",
+        _ => {
+            return text(
+                StatusCode::NOT_FOUND,
+                "not found; there are / (a page for browsers) /metrics /healthz /readyz /fleet /series /config /mode (GET, PUT) \
+                 /decisions /prefixes /explain (POST) /workers/NAME/drain and /workers/NAME/resume (POST)\n",
+            );
+        }
+    };
+    let mut page = text(StatusCode::METHOD_NOT_ALLOWED, &format!("method not allowed; there is {allowed}\n"));
+    page.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    page
 }
 
 /// The sample after which more are wanted; 0 if nothing is said.

@@ -25,7 +25,7 @@ impl Split {
     fn in_words(&self) -> String {
         let Split { share, mode, by } = self;
         let own = if by == "workers" { ", on workers of their own" } else { "" };
-        format!(" (but {} of prompts {mode}{own})", percent(100.0 * share))
+        format!(" (but {} of prompts go by {mode}{own})", percent(100.0 * share))
     }
 }
 
@@ -197,13 +197,14 @@ mod tests {
         };
         let by_prefix = of("prefix", Value::Null);
         assert!(
-            by_prefix.starts_with("mode kv (but 12.5 % of prompts random), 1 of 1 workers"),
+            by_prefix.starts_with("mode kv (but 12.5 % of prompts go by random), 1 of 1 workers"),
             "{by_prefix}"
         );
         assert!(!by_prefix.contains("arm"), "{by_prefix}");
         let by_workers = of("workers", json!("random"));
         assert!(
-            by_workers.starts_with("mode kv (but 12.5 % of prompts random, on workers of their own), 1 of 1"),
+            by_workers
+                .starts_with("mode kv (but 12.5 % of prompts go by random, on workers of their own), 1 of 1"),
             "{by_workers}"
         );
         assert!(by_workers.trim_end().ends_with("random") && by_workers.contains("arm"), "{by_workers}");

@@ -67,7 +67,7 @@ def switch_by_keyboard(page, proxy):
     expect(True, "a switch by somebody else shows")
     expect(page.run("document.getElementById('split').hidden"), "no split is told where there is none")
     proxy.configure("split: {share: 0.25}")
-    page.until("document.getElementById('split').textContent === '25 % of prompts random'")
+    page.until("document.getElementById('split').textContent === '25 % of prompts go by random'")
     proxy.configure("")
     page.until("document.getElementById('split').hidden")
     expect(True, "a split is told for as long as it is in force")

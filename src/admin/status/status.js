@@ -393,7 +393,7 @@ function showSplit(split) {
   $("split").hidden = !split;
   if (!split) return;
   const own = split.by === "workers" ? ", on workers of their own" : "";
-  say($("split"), `${+(100 * split.share).toFixed(3)} % of prompts ${split.mode}${own}`);
+  say($("split"), `${+(100 * split.share).toFixed(3)} % of prompts go by ${split.mode}${own}`);
 }
 
 $("mode").addEventListener("click", (event) => {
