@@ -15,18 +15,18 @@ mod news;
 pub mod probe;
 pub mod reading;
 pub mod roster;
+mod running;
 pub mod scrape;
 pub mod stream;
 pub mod worker;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::task::{AbortHandle, JoinSet};
 
 use crate::config::{self, Origin};
 use crate::core::ids::WorkerId;
@@ -40,6 +40,7 @@ use health::{Event, Reason, Standing};
 use models::{Directory, Group};
 use news::{Board, News};
 use roster::{KeptStatus, Member, Roster, Source, SourceStatus};
+use running::Running;
 use stream::Secure;
 use worker::Worker;
 
@@ -513,38 +514,5 @@ impl Fleet {
     /// Waits for other places where workers are to be found.
     pub(super) fn sources(&self) -> watch::Receiver<Vec<Source>> {
         self.sources.subscribe()
-    }
-}
-
-/// A task for each of some workers.
-#[derive(Default)]
-struct Running {
-    tasks: JoinSet<()>,
-    /// By the worker's address in memory, which a `Weak` keeps from being used again.
-    of: HashMap<usize, (Weak<Worker>, AbortHandle)>,
-}
-
-impl Running {
-    /// Ends the tasks of workers that are no longer wanted, and begins those of the new ones.
-    fn adapt<F: Future<Output = ()> + Send + 'static>(
-        &mut self,
-        wanted: &[Arc<Worker>],
-        task: impl Fn(Arc<Worker>) -> F,
-    ) {
-        let place = |worker: &Arc<Worker>| Arc::as_ptr(worker) as usize;
-        let keep: HashSet<usize> = wanted.iter().map(place).collect();
-        self.of.retain(|at, (_, task)| {
-            let kept = keep.contains(at);
-            if !kept {
-                task.abort();
-            }
-            kept
-        });
-        while self.tasks.try_join_next().is_some() {}
-        for worker in wanted {
-            self.of
-                .entry(place(worker))
-                .or_insert_with(|| (Arc::downgrade(worker), self.tasks.spawn(task(worker.clone()))));
-        }
     }
 }
