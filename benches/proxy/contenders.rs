@@ -1,0 +1,194 @@
+//! The proxies that are compared, each one process with one thread of work, before the same workers.
+
+use std::fmt::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub struct Contender {
+    pub name: &'static str,
+    pub address: SocketAddr,
+    process: Option<Child>,
+}
+
+impl Drop for Contender {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Contender {
+    /// No proxy: the first worker itself.
+    pub fn direct(worker: SocketAddr) -> Contender {
+        Contender { name: "direct", address: worker, process: None }
+    }
+
+    /// Seconds of CPU of all threads so far.
+    pub fn cpu_seconds(&self) -> f64 {
+        let Some(process) = &self.process else { return 0.0 };
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().flatten();
+        let nanoseconds = tasks.filter_map(|task| {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<f64>().ok()
+        });
+        nanoseconds.sum::<f64>() / 1e9
+    }
+
+    /// Resident memory in MiB.
+    pub fn resident_mib(&self) -> f64 {
+        let Some(process) = &self.process else { return 0.0 };
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap_or_default();
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());
+        kib.unwrap_or(0.0) / 1024.0
+    }
+}
+
+/// Starts everybody that is installed; says who is not.
+pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
+    let envoy = std::env::var("ENVOY").unwrap_or_else(|_| "envoy".to_owned());
+    let mut all = vec![Contender::direct(workers[0])];
+    let known: [(&'static str, String, fn(u16, &[SocketAddr], &Path) -> (String, Vec<String>)); 5] = [
+        ("nginx", "nginx".to_owned(), nginx),
+        ("haproxy", "haproxy".to_owned(), haproxy),
+        ("envoy", envoy, envoy_config),
+        ("warmroute random", env!("CARGO_BIN_EXE_warmroute").to_owned(), |port, workers, to| {
+            warmroute(port, workers, to, "random")
+        }),
+        ("warmroute kv", env!("CARGO_BIN_EXE_warmroute").to_owned(), |port, workers, to| {
+            warmroute(port, workers, to, "kv")
+        }),
+    ];
+    for (name, program, prepare) in known {
+        let place = directory.join(name.replace(' ', "-"));
+        std::fs::create_dir_all(&place).unwrap();
+        let port = free_port();
+        let (config, arguments) = prepare(port, workers, &place);
+        std::fs::write(place.join("config"), config).unwrap();
+        let output = std::fs::File::create(place.join("output")).unwrap();
+        let started = Command::new(&program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn();
+        let Ok(process) = started else {
+            println!("{name} is not installed and left out");
+            continue;
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        all.push(Contender { name, address, process: Some(process) });
+        wait_for(address, &place);
+    }
+    all
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait_for(address: SocketAddr, place: &Path) {
+    let begun = Instant::now();
+    while TcpStream::connect(address).is_err() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "no answer: see {}",
+            place.join("output").display()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn file(place: &Path) -> String {
+    place.join("config").display().to_string()
+}
+
+fn nginx(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+    let mut servers = String::new();
+    workers.iter().for_each(|worker| writeln!(servers, "server {worker};").unwrap());
+    let at = |name: &str| place.join(name).display().to_string();
+    let (pid, log) = (at("pid"), at("error.log"));
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {};\n", at(kind)))
+        .concat();
+    let config = format!(
+        "daemon off; master_process off; worker_processes 1; pid {pid}; error_log {log};\n\
+         events {{ worker_connections 4096; }}\n\
+         http {{ access_log off; {temporary} keepalive_requests 1000000000; client_max_body_size 64m; client_body_buffer_size 1m;\n\
+         upstream workers {{ {servers} keepalive 64; keepalive_requests 1000000000; }}\n\
+         server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://workers; proxy_http_version 1.1;\n\
+         proxy_set_header Connection \"\"; proxy_buffering off; }} }} }}\n"
+    );
+    (config, vec!["-p".into(), place.display().to_string(), "-e".into(), log, "-c".into(), file(place)])
+}
+
+fn haproxy(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+    let mut servers = String::new();
+    for (at, worker) in workers.iter().enumerate() {
+        writeln!(servers, "  server w{at} {worker}").unwrap();
+    }
+    let config = format!(
+        "global\n  nbthread 1\n  maxconn 4096\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+         frontend front\n  bind 127.0.0.1:{port}\n  default_backend workers\n\
+         backend workers\n  balance roundrobin\n  http-reuse always\n{servers}"
+    );
+    (config, vec!["-db".into(), "-f".into(), file(place)])
+}
+
+fn envoy_config(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+    let endpoint = |worker: &SocketAddr| {
+        format!(
+            "{{endpoint: {{address: {{socket_address: {{address: {}, port_value: {}}}}}}}}}",
+            worker.ip(),
+            worker.port()
+        )
+    };
+    let endpoints: Vec<String> = workers.iter().map(endpoint).collect();
+    let config = format!(
+        r#"static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {{prefix: "/"}}
+                route: {{cluster: workers, timeout: 0s}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: workers
+    type: STATIC
+    lb_policy: ROUND_ROBIN
+    load_assignment:
+      cluster_name: workers
+      endpoints: [{{lb_endpoints: [{}]}}]
+"#,
+        endpoints.join(", ")
+    );
+    let yaml: PathBuf = place.join("config.yaml");
+    std::fs::write(&yaml, &config).unwrap();
+    let arguments = ["--concurrency", "1", "--log-level", "warn", "--base-id", "77", "-c"].map(str::to_owned);
+    (config, arguments.into_iter().chain([yaml.display().to_string()]).collect())
+}
+
+/// With everything on, as by default.
+fn warmroute(port: u16, workers: &[SocketAddr], place: &Path, mode: &str) -> (String, Vec<String>) {
+    let mut config =
+        format!("listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:0\nmode: {mode}\nworkers:\n  static:\n");
+    workers.iter().for_each(|worker| writeln!(config, "    - url: http://{worker}").unwrap());
+    (config, vec!["serve".into(), "--config".into(), file(place)])
+}

@@ -1,0 +1,125 @@
+//! Workers without latency: what they cost is not measured, so they answer every prompt with the same bytes, an event a write.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+
+/// Events of a stream.
+pub const EVENTS: usize = 64;
+/// Tokens of a worker's cache, as its page tells.
+const BLOCKS: usize = 65_536;
+
+/// Starts a worker on a thread of its own.
+pub fn start() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let answers = Arc::new(Answers::new());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let answers = Arc::clone(&answers);
+            std::thread::spawn(move || serve(stream, &answers));
+        }
+    });
+    address
+}
+
+struct Answers {
+    chat: Vec<u8>,
+    stream_head: Vec<u8>,
+    events: Vec<Vec<u8>>,
+    metrics: Vec<u8>,
+    models: Vec<u8>,
+    empty: Vec<u8>,
+}
+
+impl Answers {
+    fn new() -> Answers {
+        let with_length = |kind: &str, body: &str| {
+            let length = body.len();
+            format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}")
+                .into_bytes()
+        };
+        let usage = r#""usage":{"prompt_tokens":300,"total_tokens":364,"completion_tokens":64}"#;
+        let words = "every answer takes a few words ".repeat(8);
+        let chat = format!(
+            r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{words}"}},"finish_reason":"stop"}}],{usage}}}"#
+        );
+        let chunk = |data: String| format!("{:x}\r\n{data}\r\n", data.len()).into_bytes();
+        let event = |at: usize| {
+            chunk(format!(
+                "data: {{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\" word{at}\"}},\"logprobs\":null,\"finish_reason\":null}}]}}\n\n"
+            ))
+        };
+        let mut events: Vec<Vec<u8>> = (0..EVENTS).map(event).collect();
+        events.push([chunk("data: [DONE]\n\n".to_owned()), b"0\r\n\r\n".to_vec()].concat());
+        let page = format!("vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n");
+        Answers {
+            chat: with_length("application/json", &chat),
+            stream_head:
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                    .to_vec(),
+            events,
+            metrics: with_length("text/plain", &page),
+            models: with_length(
+                "application/json",
+                r#"{"object":"list","data":[{"id":"m","object":"model"}]}"#,
+            ),
+            empty: with_length("text/plain", ""),
+        }
+    }
+
+    fn write(&self, head: &str, streams: bool, to: &mut TcpStream) -> std::io::Result<()> {
+        if head.starts_with("GET /metrics") {
+            return to.write_all(&self.metrics);
+        }
+        if head.starts_with("GET /v1/models") {
+            return to.write_all(&self.models);
+        }
+        if !head.starts_with("POST") {
+            return to.write_all(&self.empty);
+        }
+        if !streams {
+            return to.write_all(&self.chat);
+        }
+        to.write_all(&self.stream_head)?;
+        self.events.iter().try_for_each(|event| to.write_all(event))
+    }
+}
+
+/// Request after request, until the other end closes.
+fn serve(mut stream: TcpStream, answers: &Answers) {
+    let _ = stream.set_nodelay(true);
+    let (mut held, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
+    while let Some((head, body)) = next(&mut stream, &mut held, &mut buffer) {
+        let streams = body.windows(13).take(64).any(|window| window == br#""stream":true"#);
+        if answers.write(&head, streams, &mut stream).is_err() {
+            return;
+        }
+    }
+}
+
+/// Head and body of the next request; bodies come with a length or in chunks.
+fn next(stream: &mut TcpStream, held: &mut Vec<u8>, buffer: &mut [u8]) -> Option<(String, Vec<u8>)> {
+    let mut read = |held: &mut Vec<u8>| {
+        let length = stream.read(buffer).ok().filter(|length| *length > 0)?;
+        held.extend_from_slice(&buffer[..length]);
+        Some(())
+    };
+    let end = loop {
+        match held.windows(4).position(|window| window == b"\r\n\r\n") {
+            Some(at) => break at + 4,
+            None => read(held)?,
+        }
+    };
+    let head = String::from_utf8_lossy(&held[..end]).to_ascii_lowercase().replacen("post", "POST", 1);
+    let head = head.replacen("get", "GET", 1);
+    let length =
+        head.split("\r\n").find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    let length: usize = length.unwrap_or(0);
+    while held.len() < end + length {
+        read(held)?;
+    }
+    let body = held[end..end + length].to_vec();
+    held.drain(..end + length);
+    Some((head, body))
+}

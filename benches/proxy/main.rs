@@ -1,0 +1,182 @@
+//! What a request costs in the proxy itself: warmroute beside nginx, haproxy and Envoy, before the same workers without latency and
+//! under the same client (wrk), in turns. Everything runs on one CPU, one thread of work a proxy, and what is compared are ratios of
+//! neighbouring runs: `taskset -c 1 cargo bench --bench proxy`. README.md has the method.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, and fails by panicking")]
+
+mod contenders;
+mod engine;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use comfy_table::{Table, presets};
+use contenders::Contender;
+
+const WORKERS: usize = 6;
+const CONNECTIONS: usize = 8;
+
+/// What is asked for. `prefix` and `own` are characters of the prompt: four a token.
+struct Shape {
+    name: &'static str,
+    prefix: usize,
+    own: usize,
+    streams: bool,
+    /// A connection for each request.
+    closes: bool,
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape { name: "300 tokens", prefix: 1_000, own: 200, streams: false, closes: false },
+    Shape { name: "8,000 tokens (32 KB)", prefix: 28_800, own: 3_200, streams: false, closes: false },
+    Shape { name: "stream of 64 events", prefix: 1_000, own: 200, streams: true, closes: false },
+    Shape { name: "300 tokens, a connection each", prefix: 1_000, own: 200, streams: false, closes: true },
+];
+
+/// One run of one contender.
+#[derive(Copy, Clone)]
+struct Run {
+    cpu_us: f64,
+    requests_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+/// The client: 24 prefixes in turn, each prompt with an end of its own.
+fn script(shape: &Shape) -> String {
+    let Shape { prefix, own, streams, closes, .. } = shape;
+    let connection = if *closes { "close" } else { "keep-alive" };
+    format!(
+        r#"
+math.randomseed(os.time())
+local function text(length)
+  local words = {{}}
+  for at = 1, math.ceil(length / 9) do words[at] = string.format("%08x", math.random(0, 2147483647)) end
+  return string.sub(table.concat(words, " "), 1, length)
+end
+local prefixes, own, serial = {{}}, text({own} - 20), math.random(1, 1000000) * 1000000
+for at = 1, 24 do prefixes[at] = text({prefix}) end
+local headers = {{ ["Content-Type"] = "application/json", ["Connection"] = "{connection}" }}
+request = function()
+  serial = serial + 1
+  local body = '{{"model":"m","stream":{streams},"messages":[{{"role":"system","content":"' .. prefixes[serial % 24 + 1] ..
+    '"}},{{"role":"user","content":"' .. string.format("%019d ", serial) .. own .. '"}}]}}'
+  return wrk.format("POST", "/v1/chat/completions", headers, body)
+end
+done = function(summary, latency)
+  local errors = summary.errors
+  io.write(string.format("RESULT %d %d %d %f %f\n", summary.requests, summary.duration,
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout, latency:percentile(50), latency:percentile(99)))
+end
+"#
+    )
+}
+
+fn ask(address: SocketAddr, script: &Path, connections: usize, seconds: u64) -> [f64; 5] {
+    let output = Command::new("wrk")
+        .args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"])
+        .arg(script)
+        .arg(format!("http://{address}"))
+        .output()
+        .expect("wrk, Debian's package of that name");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let result = text.lines().find_map(|line| line.strip_prefix("RESULT "));
+    let result =
+        result.unwrap_or_else(|| panic!("wrk said: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    let figures: Vec<f64> = result.split(' ').map(|figure| figure.parse().unwrap()).collect();
+    figures.try_into().unwrap()
+}
+
+fn run(contender: &Contender, script: &Path, connections: usize, seconds: u64) -> Run {
+    let before = contender.cpu_seconds();
+    let [requests, microseconds, errors, p50_us, p99_us] =
+        ask(contender.address, script, connections, seconds);
+    assert!(requests > 0.0 && errors == 0.0, "{}: {errors} of {requests} requests failed", contender.name);
+    let cpu_us = (contender.cpu_seconds() - before) * 1e6 / requests;
+    Run { cpu_us, requests_per_s: requests * 1e6 / microseconds, p50_us, p99_us }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The median of this run's figure over the other's in the same round.
+fn ratio(runs: &[Run], others: &[Run], figure: impl Fn(&Run) -> f64) -> f64 {
+    median(runs.iter().zip(others).map(|(run, other)| figure(run) / figure(other)).collect())
+}
+
+fn compare(contenders: &[Contender], shape: &Shape, rounds: usize, seconds: u64, directory: &Path) {
+    let lua = directory.join("client.lua");
+    std::fs::write(&lua, script(shape)).unwrap();
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); contenders.len()];
+    let mut alone: Vec<Vec<Run>> = runs.clone();
+    for round in 0..=rounds {
+        for (at, contender) in contenders.iter().enumerate() {
+            let many = run(contender, &lua, CONNECTIONS, seconds);
+            let one = run(contender, &lua, 1, 1);
+            // The first round fills caches and pools.
+            if round > 0 {
+                runs[at].push(many);
+                alone[at].push(one);
+            }
+        }
+    }
+    let at = |name: &str| contenders.iter().position(|contender| contender.name == name);
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        shape.name,
+        "CPU us a request",
+        "x haproxy",
+        "requests/s",
+        "x nginx",
+        "p99 us",
+        "alone: p50 us",
+        "more than nginx's",
+    ]);
+    for (place, contender) in contenders.iter().enumerate() {
+        let of = |runs: &[Run], figure: fn(&Run) -> f64| median(runs.iter().map(figure).collect());
+        let beside = |name: &str, figure: fn(&Run) -> f64| {
+            at(name)
+                .map_or(String::new(), |other| format!("{:.2}", ratio(&runs[place], &runs[other], figure)))
+        };
+        let alone_p50 = of(&alone[place], |run| run.p50_us);
+        let nginx_p50 = at("nginx").map(|other| of(&alone[other], |run| run.p50_us));
+        table.add_row([
+            contender.name.to_owned(),
+            format!("{:.1}", of(&runs[place], |run| run.cpu_us)),
+            beside("haproxy", |run| run.cpu_us),
+            format!("{:.0}", of(&runs[place], |run| run.requests_per_s)),
+            beside("nginx", |run| run.requests_per_s),
+            format!("{:.0}", of(&runs[place], |run| run.p99_us)),
+            format!("{alone_p50:.0}"),
+            nginx_p50.map_or(String::new(), |nginx| format!("{:+.0}", alone_p50 - nginx)),
+        ]);
+    }
+    println!("\n{table}");
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |value| value.parse().expect("a number"))
+}
+
+fn main() {
+    let (rounds, seconds) = (setting("ROUNDS", 5), setting("SECONDS", 3));
+    let only = std::env::var("SHAPE").unwrap_or_default();
+    let directory = std::env::temp_dir().join(format!("warmroute-proxy-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let workers: Vec<SocketAddr> = (0..WORKERS).map(|_| engine::start()).collect();
+    let contenders = contenders::start_all(&workers, &directory);
+    let idle: Vec<f64> = contenders.iter().map(Contender::resident_mib).collect();
+    for shape in SHAPES.iter().filter(|shape| shape.name.contains(&only)) {
+        compare(&contenders, shape, rounds as usize, seconds, &directory);
+    }
+    println!("\nResident memory, MiB: at rest, after all of that");
+    for (contender, idle) in contenders.iter().zip(idle).skip(1) {
+        println!("{:17} {idle:6.1} {:6.1}", contender.name, contender.resident_mib());
+    }
+    drop(contenders);
+    let _ = std::fs::remove_dir_all(&directory);
+}
