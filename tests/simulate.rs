@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use warmroute::experiment::simulate::fleet::{Change, FleetSpec};
 use warmroute::experiment::simulate::job::{self, Contestant, Job, Library, Recipe, Row};
-use warmroute::experiment::simulate::policy::PolicyName;
+use warmroute::experiment::simulate::policy::{PlannerSetup, PolicyName};
 use warmroute::experiment::simulate::report;
+use warmroute::experiment::simulate::routers::Routers;
 use warmroute::experiment::simulate::suite::{HOT_CAPACITY, SERVICE_CAPACITY, TRACE_CAPACITY};
 use warmroute::experiment::trace::{self, RateRow};
 use warmroute::experiment::workload::popularity::Popularity;
@@ -225,6 +226,31 @@ fn baselines_behave() {
 }
 
 /// Nothing is shared: what is known of caches is worth nothing and must cost nothing.
+/// Four routers that tell each other what they do are as good as one; those that tell each other nothing send prompts to the same homes,
+/// where each alone would know of a quarter of what is cached.
+#[test]
+fn several_routers_agree_by_word_and_without() {
+    let with = |count, delay| {
+        let fleet = FleetSpec::of(8, HOT_CAPACITY);
+        let setup = PlannerSetup { routers: Routers { count, delay }, ..PlannerSetup::default() };
+        let contestant = Contestant { policy: PolicyName::Kv, setup, label: "" };
+        let recipe = Recipe::Hot(Hot {
+            shape: Shape::SERVICE,
+            prefixes: 96,
+            popularity: Popularity::Uniform,
+            load: 0.8,
+            requests: 3_000,
+        });
+        rows(&[Job { recipe, fleet, seed: 1, contestants: vec![contestant] }], 1)[0].figures.token_hit_share
+    };
+    let one = with(1, None);
+    let told = with(4, Some(0.01));
+    let alone = with(4, None);
+    assert!((told - one).abs() < 0.02, "{told} beside {one}");
+    assert!(alone > one - 0.15, "{alone} beside {one}");
+    assert_eq!(with(4, Some(1e9)).to_bits(), alone.to_bits(), "what is told too late is not told");
+}
+
 #[test]
 fn without_reuse_the_planner_is_as_good_as_least_load() {
     for name in [TraceName::AzureCode, TraceName::AzureChat] {

@@ -32,6 +32,8 @@ pub struct Booking {
     content_tokens: u64,
     guessed_tokens: u64,
     uncached: f64,
+    /// Cached by belief, of a worker that is the prompt's home.
+    at_home: Option<f64>,
     /// What the worker's tally has of this request.
     asked: f64,
     expected: f64,
@@ -79,6 +81,7 @@ impl Booking {
             content_tokens,
             guessed_tokens,
             uncached: terms.uncached,
+            at_home: terms.at_home.then_some(terms.cached - terms.assumed),
             asked: ask.prompt_tokens,
             expected: terms.cached,
             block_tokens: ask.block_tokens,
@@ -124,6 +127,9 @@ impl Booking {
         }
         self.learn(now);
         let prompt = f64::from(finished.prompt_tokens?);
+        if let (Some(believed), Some(confirmed)) = (self.at_home, finished.cached_tokens) {
+            self.planner.common.homes.learn(prompt, believed, f64::from(confirmed));
+        }
         let emptied = finished.cached_tokens.and_then(|cached| self.compare(prompt, f64::from(cached), now));
         self.slot.with_load(|load| {
             load.correct(prompt - self.asked, 0.0);

@@ -53,6 +53,8 @@ pub enum Reason {
     Warm,
     /// Some other worker holds more, but sending there would cost more.
     Spill,
+    /// Not known to hold the most of it, but its home: other routers send such prompts there too.
+    Home,
     /// Nobody holds any of it.
     Cold,
     /// The prompt has no full block or could not be read.
@@ -60,8 +62,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Reason; 6] =
-        [Reason::Random, Reason::Only, Reason::Warm, Reason::Spill, Reason::Cold, Reason::Load];
+    pub const ALL: [Reason; 7] =
+        [Reason::Random, Reason::Only, Reason::Warm, Reason::Spill, Reason::Home, Reason::Cold, Reason::Load];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -69,6 +71,7 @@ impl Reason {
             Reason::Only => "only",
             Reason::Warm => "warm",
             Reason::Spill => "spill",
+            Reason::Home => "home",
             Reason::Cold => "cold",
             Reason::Load => "load",
         }

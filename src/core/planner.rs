@@ -159,11 +159,12 @@ impl Planner {
         slot.with_load(|load| load.set_foreign(tokens, until));
     }
 
-    /// Others send this share of the worker's prompt tokens, and use as much of its cache.
+    /// Others send this share of the worker's prompt tokens, and use as much of its cache, but for what they and we share there.
     pub fn set_foreign_share(&self, worker: WorkerId, share: f64) {
         let Some(slot) = self.slot(worker) else { return };
         let mut trust = slot.trust.lock();
-        trust.set_foreign(share);
+        slot.foreign_share.set(share);
+        trust.set_foreign(share * (1.0 - self.common.homes.share()));
         self.resize(&slot, &trust);
     }
 

@@ -58,6 +58,10 @@ impl Default for PriceSettings {
 pub struct Terms {
     /// Prompt tokens believed cached there.
     pub cached: f64,
+    /// Of them those that others are assumed to have seen to, as this is the prompt's home.
+    pub assumed: f64,
+    /// Whether it is: of the workers that others use too, the first by hash of the prompt's first tokens.
+    pub at_home: bool,
     /// Prompt tokens to prefill.
     pub uncached: f64,
     /// Of `uncached`, those of a prefix that should have a copy here: so many requests share it that the workers which hold it are

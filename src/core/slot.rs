@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::core::cache::Cache;
 use crate::core::decision::WorkerSpec;
+use crate::core::homes::Homes;
 use crate::core::ids::{Time, WorkerId};
 use crate::core::load::{Load, Snapshot};
 use crate::core::speed::Line;
@@ -51,6 +52,8 @@ pub(super) struct Slot {
     /// How many times all that was believed of it was forgotten.
     pub(super) emptied: AtomicU64,
     pub(super) near: AtomicBool,
+    /// The share of its prompt tokens that others send.
+    pub(super) foreign_share: Number,
 }
 
 impl Slot {
@@ -68,6 +71,7 @@ impl Slot {
             engine_block_tokens: AtomicU32::new(spec.engine_block_tokens),
             emptied: AtomicU64::new(0),
             near: AtomicBool::new(false),
+            foreign_share: Number::new(0.0),
             spec,
         }
     }
@@ -120,6 +124,7 @@ pub(super) struct Common {
     typical_speed: Number,
     decode_seconds: Number,
     traffic: Mutex<Traffic>,
+    pub(super) homes: Homes,
 }
 
 impl Default for Common {
@@ -130,6 +135,7 @@ impl Default for Common {
             line: Mutex::new(line),
             decode_seconds: Number::new(0.0),
             traffic: Mutex::default(),
+            homes: Homes::default(),
         }
     }
 }

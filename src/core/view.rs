@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::core::decision::{Ask, Candidate, Decision, Policy, Reason};
+use crate::core::homes;
 use crate::core::ids::{BlockHash, Time, WorkerId, mix};
 use crate::core::planner::{Fleet, Planner};
 use crate::core::price::Terms;
@@ -64,10 +65,18 @@ impl<'a> View<'a> {
         if looks.len() > planner.settings.most_priced {
             leave_some(&mut looks, planner.settings.most_priced, random);
         }
+        let home = home(ask, &looks);
         let candidates = looks.iter().map(|Look { slot, depth, .. }| {
-            let cached = slot.credit.get() * cached_tokens(ask, *depth, slot.engine_block_tokens());
+            let believed = slot.credit.get() * cached_tokens(ask, *depth, slot.engine_block_tokens());
+            let at_home = home == Some(slot.id);
+            let share = if at_home { planner.common.homes.share() } else { 0.0 };
+            let assumed = share * (ask.prompt_tokens - believed).max(0.0);
+            let cached = believed + assumed;
             let uncached = (ask.prompt_tokens - cached).max(0.0);
-            Candidate { worker: slot.id, terms: Terms { cached, uncached, ..Terms::default() } }
+            Candidate {
+                worker: slot.id,
+                terms: Terms { cached, assumed, at_home, uncached, ..Terms::default() },
+            }
         });
         Some(View { ask, fleet, candidates: candidates.collect(), looks, common })
     }
@@ -109,14 +118,15 @@ impl<'a> View<'a> {
         let typical = planner.common.typical_speed();
         let mut least_recent = f64::INFINITY;
         for (candidate, look) in self.candidates.iter_mut().zip(&mut self.looks) {
-            let Terms { cached, uncached, .. } = candidate.terms;
+            let Terms { cached, assumed, at_home, uncached, .. } = candidate.terms;
             let (load, speed) = look.slot.snapshot_at(now, typical);
             let speed = speed.unwrap_or(typical);
             let queue = load.queue(now, speed) + load.foreign(now);
             let (open, recent) = (load.open(), load.recent(now));
             look.seen = load.requests();
             least_recent = least_recent.min(recent);
-            candidate.terms = Terms { cached, uncached, speed, queue, open, recent, ..Terms::default() };
+            candidate.terms =
+                Terms { cached, assumed, at_home, uncached, speed, queue, open, recent, ..Terms::default() };
         }
         let price = &planner.settings.price;
         for candidate in &mut self.candidates {
@@ -266,6 +276,11 @@ impl<'a> View<'a> {
             Policy::Random => Reason::Random,
             Policy::Kv if self.looks.len() == 1 => Reason::Only,
             Policy::Kv if self.ask.chain.hashes.is_empty() => Reason::Load,
+            Policy::Kv
+                if self.looks[pick].depth < most.max(1) && self.candidates[pick].terms.assumed > 0.0 =>
+            {
+                Reason::Home
+            }
             Policy::Kv if most == 0 => Reason::Cold,
             Policy::Kv if self.looks[pick].depth == most => Reason::Warm,
             Policy::Kv => Reason::Spill,
@@ -286,6 +301,16 @@ fn leave_some(looks: &mut Vec<Look>, most: usize, random: u64) {
         }
     }
     looks.truncate(most);
+}
+
+/// The prompt's home, if others use these workers too: of all of them, as others may not have come to each yet.
+fn home(ask: &Ask, looks: &[Look]) -> Option<WorkerId> {
+    let foreign = looks.iter().map(|look| look.slot.foreign_share.get()).sum::<f64>();
+    if !homes::is_shared(foreign / looks.len() as f64) {
+        return None;
+    }
+    let key = homes::key(ask)?;
+    looks.iter().max_by_key(|look| homes::rank(key, look.slot.spec.key)).map(|look| look.slot.id)
 }
 
 /// What the engine will report as cached if it holds `depth` blocks of the prompt: whole engine blocks, and never the last

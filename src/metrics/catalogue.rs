@@ -130,7 +130,8 @@ families! {
     "Decisions" {
         DECISIONS = Counter, Count, "warmroute_decisions_total", [closed::<Reason>()],
             "Placements, by why the worker was picked: `random`, by the mode; `only`, nobody else could be; `warm`, nobody holds \
-             more of the prompt; `spill`, somebody does and would have been slower; `cold`, nobody holds any; `load`, there is \
+             more of the prompt; `spill`, somebody does and would have been slower; `home`, not known to hold the most, but other routers \
+             send such prompts there too; `cold`, nobody holds any; `load`, there is \
              no prefix to go by.";
         FALLBACKS = Counter, Count, "warmroute_fallbacks_total", [closed::<Fallback>()],
             "Requests routed without what the policy wants.";

@@ -293,7 +293,7 @@ impl Basis {
 
 impl Label for Reason {
     const NAME: &'static str = "reason";
-    const VALUES: &'static [&'static str] = &["random", "only", "warm", "spill", "cold", "load"];
+    const VALUES: &'static [&'static str] = &["random", "only", "warm", "spill", "home", "cold", "load"];
 
     fn index(self) -> usize {
         self as usize

@@ -116,6 +116,8 @@ pub struct WorkerPrice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_s: Option<f64>,
     pub cached_tokens: f64,
+    /// Of them those that are assumed, as other routers send such prompts to this worker.
+    pub assumed_tokens: f64,
     pub uncached_tokens: f64,
     pub popular_tokens: f64,
     pub queue_tokens: f64,
@@ -134,6 +136,7 @@ impl WorkerPrice {
             worker,
             price_s: priced.then_some(terms.seconds),
             cached_tokens: tokens(terms.cached),
+            assumed_tokens: tokens(terms.assumed),
             uncached_tokens: tokens(terms.uncached),
             popular_tokens: tokens(terms.popular),
             queue_tokens: tokens(terms.queue),

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use super::fleet::{Change, FleetSpec, TimingModel};
 use super::job::{Contestant, Job, Recipe};
 use super::policy::{PlannerSetup, PolicyName, SpeedKnowledge};
+use super::routers::Routers;
 use super::suite::{SERVICE_CAPACITY, SuiteName, TRACE_CAPACITY};
 use crate::core::shadow::Sampling;
 use crate::experiment::workload::made::{Kind, Made};
@@ -62,6 +63,12 @@ pub struct Args {
     /// It holds one block in so many (1, or a power of two from 4 to 512) [default: by the size of the caches]
     #[arg(long, requires = "shadow", value_parser = sampling)]
     pub shadow_one_in: Option<usize>,
+    /// Routers before the fleet, each with beliefs of its own; a request comes to any of them. `random` and `kv` only
+    #[arg(long, default_value_t = 1, conflicts_with = "shadow")]
+    pub routers: usize,
+    /// Seconds after which a router hears what the others have placed [default: never]
+    #[arg(long, value_name = "SECONDS", requires = "routers")]
+    pub sharing_delay: Option<f64>,
     /// WORKER@TIME+DOWN: worker (from 0) restarts after TIME seconds, and is gone for DOWN seconds
     #[arg(long)]
     pub restart: Vec<String>,
@@ -125,6 +132,9 @@ impl Args {
         self.made.check()?;
         ensure!(self.join.iter().all(|&at| at >= 0.0 && at.is_finite()), "--join must be at least 0");
         ensure!(self.rows != Some(0), "--rows must be at least 1");
+        ensure!((1..=64).contains(&self.routers), "--routers must be 1 to 64");
+        let delay = |delay: f64| delay >= 0.0 && delay.is_finite();
+        ensure!(self.sharing_delay.is_none_or(delay), "--sharing-delay must be at least 0");
         Ok(())
     }
 
@@ -204,6 +214,7 @@ impl Args {
             speeds: self.planner_speeds,
             joined_blocks: self.planner_blocks,
             shadow: self.shadow.then(|| self.shadow_one_in.map_or(Sampling::Auto, Sampling::OneIn)),
+            routers: Routers { count: self.routers, delay: self.sharing_delay },
             ..Default::default()
         };
         policies.into_iter().map(|policy| Contestant { policy, setup: setup.clone(), label: "" }).collect()
@@ -266,6 +277,9 @@ mod tests {
             ("--workload hot --restart 1@5", "WORKER@TIME+DOWN"),
             ("--workload hot --restart 8@5+1", "no such worker"),
             ("--suite six --workload hot", "cannot be used"),
+            ("--workload hot --routers 0", "--routers"),
+            ("--workload hot --routers 2 --sharing-delay=-1", "--sharing-delay"),
+            ("--workload hot --routers 2 --shadow", "cannot be used"),
         ] {
             let error = format!("{:#}", jobs(line).unwrap_err());
             assert!(error.contains(what), "{line}: {error}");

@@ -114,11 +114,15 @@ pub struct Worker {
     pub open: u32,
     /// Prompt tokens of those that have no first token yet.
     pub waiting_tokens: u64,
+    /// And how many these are.
+    pub waiting: u32,
+    /// Prompt tokens of all requests ever sent there.
+    pub asked_tokens: u64,
 }
 
 impl Worker {
     pub fn new(engine: Engine) -> Worker {
-        Worker { engine, up: true, open: 0, waiting_tokens: 0 }
+        Worker { engine, up: true, open: 0, waiting_tokens: 0, waiting: 0, asked_tokens: 0 }
     }
 }
 

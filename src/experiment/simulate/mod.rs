@@ -14,6 +14,7 @@ pub mod fleet;
 pub mod job;
 pub mod policy;
 pub mod report;
+pub mod routers;
 pub mod run;
 pub mod stats;
 pub mod suite;

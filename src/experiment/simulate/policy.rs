@@ -8,8 +8,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 
 use super::fleet::{FleetSpec, Incoming, Worker};
+use super::routers::{Claimed, Group, Routers};
 use crate::core::blocks::Chain;
-use crate::core::booking::Booking;
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
 use crate::core::shadow::{Followed, Sampling, Shadow};
@@ -118,8 +118,9 @@ pub struct PlannerSetup {
     pub joined_blocks: usize,
     /// The planner is told this share of the true capacity; 0 counts as 1.
     pub capacity_share: f64,
-    /// A shadow follows the requests.
+    /// A shadow follows the requests of the first router.
     pub shadow: Option<Sampling>,
+    pub routers: Routers,
 }
 
 /// Where a request goes.
@@ -128,7 +129,7 @@ pub struct Placed {
     /// Prompt tokens that the policy believes cached there, if it has a belief.
     pub predicted: Option<f64>,
     /// The planner's claim.
-    pub booking: Option<Booking>,
+    pub booking: Option<Claimed>,
     pub followed: Option<Followed>,
 }
 
@@ -140,7 +141,7 @@ pub enum Router {
 
 /// The product's planner, fed as the proxy would feed it.
 pub struct Planned {
-    planner: Arc<Planner>,
+    group: Group,
     policy: Policy,
     setup: PlannerSetup,
     block_tokens: u32,
@@ -162,11 +163,12 @@ impl Router {
             _ => return Router::Own { name, turn: 0 },
         };
         let learn_speed = setup.settings.learn_speed && setup.speeds == SpeedKnowledge::Learned;
-        let planner = Planner::new(Settings { learn_speed, ..setup.settings.clone() });
+        let planner = || Planner::new(Settings { learn_speed, ..setup.settings.clone() });
+        let group = Group::new(setup.routers, planner);
         let shadow = setup.shadow.map(|sampling| Shadow::new(sampling, &setup.settings));
         let setup = setup.clone();
         let ids = Vec::new();
-        let planned = Planned { planner, policy, setup, block_tokens, ids, shadow, sync_in: 0 };
+        let planned = Planned { group, policy, setup, block_tokens, ids, shadow, sync_in: 0 };
         let mut router = Router::Planned(Box::new(planned));
         (0..fleet.workers).for_each(|worker| router.joined(worker, fleet));
         router
@@ -175,10 +177,10 @@ impl Router {
     /// Worker number `worker` is there; workers join in the order of their numbers.
     pub fn joined(&mut self, worker: usize, fleet: &FleetSpec) {
         let Router::Planned(planned) = self else { return };
-        let Planned { planner, setup, block_tokens, ids, sync_in, .. } = &mut **planned;
+        let Planned { group, setup, block_tokens, ids, sync_in, .. } = &mut **planned;
         *sync_in = 0;
         let share = if setup.capacity_share > 0.0 { setup.capacity_share } else { 1.0 };
-        ids.push(planner.add_worker(WorkerSpec {
+        let spec = WorkerSpec {
             key: mix(worker as u64),
             capacity_tokens: Some((fleet.capacity_tokens as f64 * share) as u64),
             engine_block_tokens: *block_tokens,
@@ -186,13 +188,19 @@ impl Router {
                 SpeedKnowledge::Told => Some(fleet.prefill_speed(worker)),
                 SpeedKnowledge::Learned | SpeedKnowledge::Same => None,
             },
-        }));
+        };
+        // All hear of the same workers in the same order, so that one has the same place everywhere.
+        let places: Vec<WorkerId> =
+            group.planners().iter().map(|planner| planner.add_worker(spec.clone())).collect();
+        ids.push(places[0]);
     }
 
     /// The worker lost its cache and its requests.
     pub fn restarted(&mut self, worker: usize) {
         if let Router::Planned(planned) = self {
-            planned.planner.forget(planned.ids[worker]);
+            for planner in planned.group.planners() {
+                planner.forget(planned.ids[worker]);
+            }
             planned.sync_in = 0;
         }
     }
@@ -203,6 +211,7 @@ impl Router {
             Router::Planned(planned) => {
                 let up = (0..fleet.len()).filter(|&worker| fleet[worker].up);
                 let eligible: Vec<WorkerId> = up.map(|worker| planned.ids[worker]).collect();
+                planned.group.scrape(asked.now, &planned.ids, fleet);
                 planned.place(asked, &eligible, random)
             }
             Router::Own { name, turn } => {
@@ -217,10 +226,14 @@ impl Planned {
     fn place(&mut self, asked: &Incoming<'_>, eligible: &[WorkerId], random: &mut StdRng) -> Option<Placed> {
         let ask = ask(asked, self.setup.joined_blocks.max(1));
         let drawn = random.next_u64();
-        let (decision, booking) = self.planner.plan(&ask, eligible, self.policy, asked.now, drawn)?;
+        let by = match self.group.planners().len() {
+            1 => 0,
+            count => random.random_range(0..count),
+        };
+        let (decision, booking) = self.group.plan(by, &ask, eligible, self.policy, asked.now, drawn)?;
         let followed = self.shadow.as_ref().and_then(|shadow| {
             if self.sync_in == 0 {
-                shadow.sync(&self.planner, ask.block_tokens);
+                shadow.sync(&self.group.planners()[0], ask.block_tokens);
                 self.sync_in = SYNC_EVERY;
             }
             self.sync_in -= 1;

@@ -221,8 +221,11 @@ impl<'a> Run<'a> {
         if let Some(followed) = &mut placed.followed {
             followed.commit(now);
         }
-        self.workers[worker].open += 1;
-        self.workers[worker].waiting_tokens += u64::from(request.prompt_tokens);
+        let engine = &mut self.workers[worker];
+        engine.open += 1;
+        engine.waiting += 1;
+        engine.waiting_tokens += u64::from(request.prompt_tokens);
+        engine.asked_tokens += u64::from(request.prompt_tokens);
         let live = Live { request: number, arrived, placed, cached_tokens: 0, first_token: None };
         let slots = &mut self.live[worker];
         if slots.len() <= id.slot() {
@@ -274,6 +277,7 @@ impl<'a> Run<'a> {
                     booking.first_token(event.at);
                 }
                 let prompt = self.workload.requests[live.request as usize].prompt_tokens;
+                self.workers[worker].waiting -= 1;
                 self.workers[worker].waiting_tokens -= u64::from(prompt);
             }
             What::Finished => {
