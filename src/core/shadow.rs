@@ -48,8 +48,8 @@ impl Sampling {
 /// Blocks in the model of a full worker: enough for shares that are true to a point or so.
 const ENOUGH_BLOCKS: u64 = 128;
 /// The beginning of a prompt, which many requests may share, is held in steps of so many tokens.
-const STEP_TOKENS: f64 = 256.0;
-const STEPS: usize = 4;
+const STEP_TOKENS: f64 = 512.0;
+const STEPS: usize = 2;
 /// Blocks of prompts that the cache without end goes back over.
 const IDEAL_BLOCKS: usize = 1 << 18;
 /// An odd number whose product's upper bits hang on all of a hash's (Knuth, The Art of Computer Programming, 6.4: the golden ratio).

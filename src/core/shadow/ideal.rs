@@ -29,7 +29,8 @@ impl Ideal {
             chain.iter().take_while(|hash| self.young.contains(hash) || self.old.contains(hash)).count();
         for &hash in chain {
             if self.young.len() >= self.most / 2 && !self.young.contains(&hash) {
-                self.old = std::mem::take(&mut self.young);
+                std::mem::swap(&mut self.old, &mut self.young);
+                self.young.clear();
             }
             self.young.insert(hash);
         }
