@@ -49,11 +49,14 @@ impl Contender {
     }
 }
 
+/// The config for a proxy at that port before these workers, with its files in that directory; and its arguments.
+type Prepare = fn(u16, &[SocketAddr], &Path) -> (String, Vec<String>);
+
 /// Starts everybody that is installed; says who is not.
 pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
     let envoy = std::env::var("ENVOY").unwrap_or_else(|_| "envoy".to_owned());
     let mut all = vec![Contender::direct(workers[0])];
-    let known: [(&'static str, String, fn(u16, &[SocketAddr], &Path) -> (String, Vec<String>)); 5] = [
+    let known: [(&'static str, String, Prepare); 5] = [
         ("nginx", "nginx".to_owned(), nginx),
         ("haproxy", "haproxy".to_owned(), haproxy),
         ("envoy", envoy, envoy_config),

@@ -3,6 +3,7 @@
 //! neighbouring runs: `taskset -c 1 cargo bench --bench proxy`. README.md has the method.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, and fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "no runtime: its threads may sleep")]
 
 mod contenders;
 mod engine;

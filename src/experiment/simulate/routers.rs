@@ -177,7 +177,8 @@ impl Group {
         let Some(board) = &self.board else { return };
         let mut board = board.borrow_mut();
         let delay = board.delay;
-        while let Some(said) = board.said.pop_front_if(|said| said.at + delay <= now) {
+        while board.said.front().is_some_and(|said| said.at + delay <= now) {
+            let Some(said) = board.said.pop_front() else { break };
             for (at, planner) in self.planners.iter().enumerate().filter(|(at, _)| *at != said.by) {
                 let key = (at, said.request);
                 match &said.news {
