@@ -21,6 +21,7 @@ use crate::fleet::stream::Secure;
 use crate::fleet::{Fleet, discovery, listing, probe, scrape, stream};
 use crate::lifecycle::{Clock, Drain, Phase, Stop, Urgency};
 use crate::metrics::{Metrics, Reload};
+use crate::peers::store::Store;
 use crate::proxy::access::AccessLog;
 use crate::proxy::note::Records;
 use crate::proxy::tls::{Acceptor, Followed};
@@ -48,6 +49,8 @@ pub enum StartError {
     Workers(String),
     #[error("log.access.to: cannot be opened: {0}")]
     Access(io::Error),
+    #[error("{0}")]
+    Sharing(String),
     #[error("log.traces.to: {0}")]
     Traces(#[from] ExporterBuildError),
 }
@@ -70,6 +73,7 @@ pub struct Bound {
     /// Writes the access log's last lines when it is dropped.
     access: Option<WorkerGuard>,
     spans: Option<Sending>,
+    store: Option<Arc<Store>>,
     proxy: Arc<Proxy>,
 }
 
@@ -84,6 +88,12 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     let (access, last_lines) = AccessLog::open(&config.log.access).map_err(StartError::Access)?;
     let (traces, spans) = Traces::open(&config.log.traces)?;
     let records = Records::new(access, traces);
+    let store = match (&config.sharing, &config.hash_key) {
+        (Some(sharing), Some(key)) => {
+            Some(Store::new(sharing, key, config.cache.block_bytes).map_err(StartError::Sharing)?)
+        }
+        _ => None,
+    };
     let clients = bind("listen", config.listen)?;
     let operator = bind("admin", config.admin)?;
     let clock = Clock::start();
@@ -97,7 +107,7 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     fleet.set_scrape_settings(config.scrape.clone());
     fleet.configure(&config.workers);
     let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), records);
-    Ok(Bound { clients, operator, tls, authorities, access: last_lines, spans, proxy })
+    Ok(Bound { clients, operator, tls, authorities, access: last_lines, spans, store, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -133,7 +143,7 @@ impl Bound {
 
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, tls, authorities, access: _last_lines, spans, proxy } = self;
+        let Bound { clients, operator, tls, authorities, access: _last_lines, spans, store, proxy } = self;
         let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
@@ -150,6 +160,9 @@ impl Bound {
         tasks.spawn(listing::run(proxy.fleet.clone(), api_key, connect));
         tasks.spawn(discovery::run(proxy.fleet.clone(), proxy.metrics.clone()));
         tasks.spawn(tick(proxy.clone()));
+        if let Some(store) = store {
+            tasks.spawn(share(store, proxy.clone()));
+        }
         tasks.spawn(admin::serve(operator, proxy.clone()));
         tasks.spawn(authorities.follow());
         let acceptor = tls.map(|(acceptor, files)| {
@@ -163,12 +176,22 @@ impl Bound {
         let spans = spans.map(|spans| tokio::spawn(spans.run()));
         let ended = leave(&proxy, &stop).await;
         proxy.fleet.last_words();
+        if let Some(peers) = &proxy.peers {
+            peers.leave(proxy.clock.now()).await;
+        }
         proxy.records.traces.finish();
         if let Some(spans) = spans {
             let _ = timeout(LAST_SPANS, spans).await;
         }
         ended
     }
+}
+
+/// Tells other routers and hears them.
+async fn share(store: Arc<Store>, proxy: Arc<Proxy>) {
+    let Some(delay) = proxy.config.load().sharing.as_ref().map(|sharing| sharing.delay) else { return };
+    let Some(peers) = proxy.peers.clone() else { return };
+    peers.run(store, delay, proxy.fleet.clone(), proxy.planner.clone(), proxy.clock).await;
 }
 
 async fn tick(proxy: Arc<Proxy>) {
@@ -306,7 +329,7 @@ macro_rules! fixed {
     };
 }
 
-const FIXED: [Fixed; 11] = fixed! {
+const FIXED: [Fixed; 12] = fixed! {
     "listen": listen,
     "admin": admin,
     "tls": tls,
@@ -315,6 +338,7 @@ const FIXED: [Fixed; 11] = fixed! {
     "workers.zone_file": workers.zone_file,
     "workers.api_key_file": workers.api_key_file,
     "cache": cache,
+    "sharing": sharing,
     "price": price,
     "limits.connections": limits.connections,
     "log": log,

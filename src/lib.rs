@@ -9,7 +9,7 @@
 //! | 5 | [`experiment`], [`operator`] | workloads, load generator, report, simulate, demo; what an operator does from a terminal |
 //! | 4 | [`admin`] | the operator's listener |
 //! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
-//! | 2 | [`fleet`] | who the workers are and what is known of them |
+//! | 2 | [`fleet`], [`peers`] | who the workers are and what is known of them; what other routers do there |
 //! | 1 | [`config`], [`metrics`], [`lifecycle`] | the base |
 //! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
 
@@ -24,6 +24,7 @@ pub mod fleet;
 pub mod lifecycle;
 pub mod metrics;
 pub mod operator;
+pub mod peers;
 pub mod proxy;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -161,6 +161,8 @@ fn readiness(proxy: &Proxy) -> Page {
     } else if awaited > 0 {
         let message = format!("not ready: {awaited} sources of workers have not been asked yet\n");
         text(StatusCode::SERVICE_UNAVAILABLE, &message)
+    } else if proxy.peers.as_ref().is_some_and(|peers| !peers.is_ready()) {
+        text(StatusCode::SERVICE_UNAVAILABLE, "not ready: what other routers have said is being taken up\n")
     } else if usable == 0 {
         text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: none of {all} workers is usable\n"))
     } else {

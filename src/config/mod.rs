@@ -7,6 +7,7 @@ pub mod raw;
 pub mod scalar;
 pub mod sections;
 pub mod selector;
+pub mod sharing;
 pub mod tls;
 pub mod traces;
 pub mod trial;
@@ -27,6 +28,7 @@ pub use sections::{
     AccessLog, Cache, Drain, Feedback, Health, Limits, Log, LogFormat, LogTo, Random, Retries, Scrape,
     Timeouts,
 };
+pub use sharing::{Sharing, StoreKind, StoreUrl};
 pub use tls::{Tls, WorkerTls};
 pub use traces::Traces;
 pub use trial::{Explain, Shadow, Split, SplitBy};
@@ -139,6 +141,8 @@ pub struct Config {
     pub scrape: Scrape,
     pub feedback: Feedback,
     pub cache: Cache,
+    /// Nothing is told to other routers if absent.
+    pub sharing: Option<Sharing>,
     #[serde(serialize_with = "sections::serialize_price")]
     pub price: PriceSettings,
     pub limits: Limits,
@@ -174,6 +178,7 @@ impl Default for Config {
             scrape: Scrape::default(),
             feedback: Feedback::default(),
             cache: Cache::default(),
+            sharing: None,
             price: PriceSettings::default(),
             limits: Limits::default(),
             timeouts: Timeouts::default(),
@@ -258,6 +263,20 @@ impl Config {
                 Some(HashKey(blake3::derive_key("warmroute 2026 prompt block hash key", secret.as_bytes())))
             }
         };
+        let mut sharing = raw.sharing;
+        if let Some(sharing) = &mut sharing {
+            sharing.check()?;
+            if hash_key.is_none() {
+                return Err(
+                    "sharing: needs cache.hash_key_file, the same on all routers: what others say is \
+                            in hashes by their key"
+                        .to_owned(),
+                );
+            }
+            let password = sharing.password_file.as_deref();
+            sharing.password =
+                password.map(|path| read_secret("sharing.password_file", path)).transpose()?.map(Secret);
+        }
         if raw.limits.bodies < raw.limits.body {
             return Err(
                 "limits.bodies: must be at least limits.body, or the largest bodies would never pass"
@@ -279,6 +298,7 @@ impl Config {
             scrape: raw.scrape,
             feedback: raw.feedback,
             cache: raw.cache,
+            sharing,
             price: raw.price.into(),
             limits: raw.limits,
             timeouts: raw.timeouts,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::sections::Price;
 use super::{
     Cache, Config, Dns, Drain, Explain, Feedback, Health, Kubernetes, KubernetesApi, Limits, Log, Mode,
-    Origin, Random, Retries, Scrape, Shadow, Split, Timeouts, Tls, Worker, WorkerTls, scalar,
+    Origin, Random, Retries, Scrape, Shadow, Sharing, Split, Timeouts, Tls, Worker, WorkerTls, scalar,
 };
 
 /// The top level of the file.
@@ -36,6 +36,7 @@ pub struct Raw {
     pub scrape: Scrape,
     pub feedback: Feedback,
     pub cache: Cache,
+    pub sharing: Option<Sharing>,
     pub price: Price,
     pub limits: Limits,
     pub timeouts: Timeouts,
@@ -62,6 +63,7 @@ impl Default for Raw {
             scrape: config.scrape,
             feedback: config.feedback,
             cache: config.cache,
+            sharing: config.sharing,
             price: config.price.into(),
             limits: config.limits,
             timeouts: config.timeouts,

@@ -139,6 +139,13 @@ struct Membership {
     settings: u64,
 }
 
+/// A number for a name, the same on all routers.
+pub fn key_of(name: &str) -> u64 {
+    let mut key = [0; 8];
+    key.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..8]);
+    u64::from_le_bytes(key)
+}
+
 fn same(one: &[Arc<Worker>], other: &[Arc<Worker>]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }
@@ -329,11 +336,8 @@ impl Fleet {
 
     fn join(&self, member: &Member, news: &mut Vec<(Origin, News)>) -> Arc<Worker> {
         let config = &member.worker;
-        let hash = blake3::hash(config.url.to_string().as_bytes());
-        let mut key = [0; 8];
-        key.copy_from_slice(&hash.as_bytes()[..8]);
         let id = self.planner.add_worker(WorkerSpec {
-            key: u64::from_le_bytes(key),
+            key: key_of(&config.url.to_string()),
             capacity_tokens: config.capacity_tokens,
             engine_block_tokens: ENGINE_BLOCK_TOKENS,
             prefill_speed: config.prefill_speed,

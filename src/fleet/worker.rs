@@ -11,6 +11,7 @@ use super::activity::Activity;
 use super::connection::Pool;
 use super::discovery::endpoints::{Intake, Pod};
 use super::health::{Event, Health, Reason, Standing};
+use super::key_of;
 use super::listing::Listed;
 use super::models::Models;
 use super::roster::Member;
@@ -24,6 +25,8 @@ use crate::metrics::{Basis, Metrics, WorkerMetrics, WorkerState};
 pub struct Worker {
     pub id: WorkerId,
     pub url: Origin,
+    /// Of its address: the same on all routers.
+    pub key: u64,
     /// As the config has it now: all but the address can be edited.
     config: Mutex<config::Worker>,
     /// What it is called by requests to it: its `Host`.
@@ -106,6 +109,7 @@ impl Worker {
             open: Arc::default(),
             unreachable: watch::Sender::new(false),
             metrics,
+            key: key_of(&config.url.to_string()),
             url: config.url.clone(),
             config: Mutex::new(config),
         }

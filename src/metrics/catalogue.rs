@@ -2,8 +2,8 @@
 
 use super::family::{Family, Kind, LabelSpec, Section, Unit, Values, as_markdown, closed};
 use super::label::{
-    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Outcome, Played, Predicted, Reload, Retry,
-    Route, Scraped, Source, Trouble, WorkerState,
+    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, NewsLost, Outcome, Played, Predicted, Reload,
+    Retry, Route, Scraped, Source, Trouble, Way, WorkerState,
 };
 use crate::config::Mode;
 use crate::core::planner::Reason;
@@ -165,6 +165,21 @@ families! {
             "Lists and changes that the source has told.";
         DISCOVERY_FAILURES = Counter, Count, "warmroute_discovery_failures_total", [SOURCE, closed::<Trouble>()],
             "Times that the source could not tell who the workers are.";
+    }
+    "What routers tell each other" {
+        SHARING_CONNECTED = Gauge, Flag, "warmroute_sharing_connected", [],
+            "1 while the store can be read and written; 0 while it cannot, and without `sharing`.";
+        SHARING_PEERS = Gauge, Count, "warmroute_sharing_peers", [],
+            "Other routers that have said lately that they live.";
+        SHARING_NEWS = Counter, Count, "warmroute_sharing_news_total", [closed::<Way>()],
+            "What was said of requests (placed, first token, ended), sent to others and received from them.";
+        SHARING_BYTES = Counter, Bytes, "warmroute_sharing_bytes_total", [closed::<Way>()],
+            "Bytes of that, without what the store's protocol adds; `received` has what this router sent itself, which comes back.";
+        SHARING_DROPPED = Counter, Count, "warmroute_sharing_dropped_total", [closed::<NewsLost>()],
+            "What was not sent, or not taken up: `full`, too much waited for the store; `gap`, others' batches are missing; \
+             `unknown_worker`, placed on one that is not known here; `version`, of a router that speaks another format; `malformed`.";
+        SHARING_LAG = Gauge, Seconds, "warmroute_sharing_lag_seconds", [],
+            "Age of what was taken up last, from the event at another router on.";
     }
     "What is believed of the workers" {
         WORKER_BASIS = Gauge, Flag, "warmroute_worker_basis", [WORKER, closed::<Footing>(), closed::<Basis>()],

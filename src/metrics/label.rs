@@ -118,6 +118,30 @@ label! {
 }
 
 label! {
+    /// Which way news went.
+    Way as "way" {
+        Sent = "sent",
+        Received = "received",
+    }
+}
+
+label! {
+    /// Why news were not sent, or not taken up.
+    NewsLost as "reason" {
+        /// Too much waited for the store.
+        Full = "full",
+        /// Batches of another router are missing.
+        Gap = "gap",
+        /// Placed on a worker that is not known here.
+        UnknownWorker = "unknown_worker",
+        /// In the format of another version.
+        Version = "version",
+        /// It cannot be read.
+        Malformed = "malformed",
+    }
+}
+
+label! {
     /// Why an attempt was made again.
     Retry as "cause" {
         /// The worker closed a kept connection just as it was used again.

@@ -8,6 +8,7 @@ pub mod catalogue;
 pub mod family;
 pub mod label;
 pub mod model;
+pub mod sharing;
 pub mod source;
 pub mod worker;
 
@@ -28,10 +29,11 @@ use crate::lifecycle::Phase;
 use catalogue as c;
 use family::Family;
 pub use label::{
-    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, Outcome, Played, Predicted, Reload,
-    Retry, Route, Scraped, Source, Trouble, WorkerState,
+    Basis, Capacity, FailureKind, Fallback, Footing, Forgot, Label, NewsLost, Outcome, Played, Predicted,
+    Reload, Retry, Route, Scraped, Source, Trouble, Way, WorkerState,
 };
 pub use model::{LatencyMetrics, ModelMetrics, Models, TokenMetrics};
+pub use sharing::SharingMetrics;
 use source::SourceFamilies;
 pub use source::SourceMetrics;
 pub use worker::{Hits, WorkerMetrics};
@@ -51,7 +53,11 @@ impl<L: Label> Counters<L> {
     }
 
     pub fn inc(&self, label: L) {
-        self.cells[label.index()].inc();
+        self.inc_by(label, 1);
+    }
+
+    pub fn inc_by(&self, label: L, count: usize) {
+        self.cells[label.index()].inc_by(count as u64);
     }
 }
 
@@ -173,6 +179,7 @@ pub struct Metrics {
     pub access_lost: IntCounter,
     /// Spans that nobody took in time.
     pub traces_lost: IntCounter,
+    pub sharing: SharingMetrics,
     pub models: Models,
     pub shadow: ShadowMetrics,
     pub believed_blocks: IntGauge,
@@ -206,6 +213,7 @@ impl Metrics {
             reloads: Counters::register(r, &c::RELOADS),
             access_lost: c::ACCESS_LOST.counter(r),
             traces_lost: c::TRACES_LOST.counter(r),
+            sharing: SharingMetrics::register(r),
             models: Models::register(r),
             shadow: ShadowMetrics::register(r),
             believed_blocks: c::BELIEVED_BLOCKS.gauge(r),

@@ -66,6 +66,7 @@ use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
 use crate::lifecycle::{Clock, Drain};
 use crate::metrics::Metrics;
+use crate::peers::Peers;
 use complaints::Complaints;
 use decisions::Decisions;
 use note::Records;
@@ -88,6 +89,8 @@ pub struct Proxy {
     pub complaints: Complaints,
     pub records: Records,
     pub decisions: Decisions,
+    /// The other routers, if anything is shared with them.
+    pub peers: Option<Arc<Peers>>,
     pub(super) prefixes: Prefixes,
     shadow: Option<Shadow>,
     /// Its models hold too few blocks, and it was said.
@@ -137,6 +140,7 @@ impl Proxy {
             large_reads: tokio::sync::Semaphore::new(half_the_machine()),
             complaints: Complaints::default(),
             decisions: Decisions::new(config.explain.keep),
+            peers: config.sharing.as_ref().map(|_| Peers::new(metrics.clone())),
             prefixes: Prefixes::default(),
             config: ArcSwap::from_pointee(config),
             shadow,

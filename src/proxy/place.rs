@@ -13,7 +13,6 @@ use super::error::ProxyError;
 use super::{Client, Proxy};
 use crate::config::{Draw, Mode};
 use crate::core::blocks::Chain;
-use crate::core::booking::Booking;
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Ask, Decision, Policy, Reason};
 use crate::core::prompt::{self, Endpoint, Opaque, Reading};
@@ -24,6 +23,7 @@ use crate::fleet::health::Event;
 use crate::fleet::models;
 use crate::fleet::worker::Worker;
 use crate::metrics::{Fallback, Played, Predicted};
+use crate::peers::claim::Claim;
 
 /// What was read of a request's body.
 pub struct Asked {
@@ -44,7 +44,7 @@ pub struct Asked {
 pub struct Placed {
     pub worker: Arc<Worker>,
     /// `None` once it has been told the end.
-    pub booking: Option<Booking>,
+    pub booking: Option<Claim>,
     /// The request in the shadow's models, if there is a shadow.
     pub followed: Option<Followed>,
     prompt_tokens: f64,
@@ -241,6 +241,10 @@ impl Proxy {
         if !worker.is_calm() {
             self.fleet.report(&worker, Event::Picked);
         }
+        let booking = match &self.peers {
+            None => Claim::silent(booking),
+            Some(peers) => peers.claim(booking, &asked.ask, &worker, now),
+        };
         Ok(Placed {
             proven: worker.is_calm(),
             worker,

@@ -17,6 +17,11 @@ app.kubernetes.io/instance: {{ include "warmroute.name" . }}
 {{- if .Values.apiKeySecret }}{{ $_ := set $workers "api_key_file" "/etc/warmroute-api-key/api-key" }}{{ end }}
 {{- $own := dict "listen" "0.0.0.0:8000" "admin" "0.0.0.0:9900" "mode" .Values.mode "workers" $workers }}
 {{- if .Values.hashKeySecret }}{{ $_ := set $own "cache" (dict "hash_key_file" "/etc/warmroute-hash-key/hash-key") }}{{ end }}
+{{- if .Values.sharing.urls }}
+{{- $sharing := dict "urls" .Values.sharing.urls }}
+{{- if .Values.sharing.passwordSecret }}{{ $_ := set $sharing "password_file" "/etc/warmroute-store/password" }}{{ end }}
+{{- $_ := set $own "sharing" $sharing }}
+{{- end }}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.config)) }}
 {{- end }}
 
@@ -63,6 +68,9 @@ app.kubernetes.io/instance: {{ include "warmroute.name" . }}
 {{- /* What cannot be meant. */ -}}
 {{- define "warmroute.check" -}}
 {{- $config := include "warmroute.config" . | fromYaml }}
+{{- if and (get $config "sharing") (not (dig "cache" "hash_key_file" "" $config)) }}
+{{- fail "sharing: needs hashKeySecret: what replicas tell each other is in hashes by a common key" }}
+{{- end }}
 {{- $entries := dig "workers" "kubernetes" (list) $config | default list }}
 {{- $own := .Values.service.name | default (include "warmroute.name" .) }}
 {{- $made := .Values.workersService.name }}

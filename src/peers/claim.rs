@@ -1,0 +1,196 @@
+//! A request's booking, of which the other routers are told. The path of requests only hands over what is to be said: where that is
+//! full it is left out and counted, and nobody waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+
+use super::news::{Name, News};
+use crate::core::booking::{Booking, Finished};
+use crate::core::ids::Time;
+use crate::core::planner::Ask;
+use crate::metrics::{Metrics, NewsLost};
+
+/// News that wait for the store: some minutes of ten requests a second, half a minute of some hundred.
+const MOST_WAITING: usize = 65_536;
+
+/// What is to be said, and since when.
+#[derive(Debug)]
+pub struct Event {
+    pub at: Time,
+    pub request: u64,
+    pub news: News,
+}
+
+/// Takes what is to be said.
+pub struct Teller {
+    sender: Sender<Event>,
+    next: AtomicU64,
+    /// Something was left out.
+    lost: AtomicBool,
+    metrics: Arc<Metrics>,
+}
+
+impl Teller {
+    pub fn new(metrics: Arc<Metrics>) -> (Teller, Receiver<Event>) {
+        Teller::with_room(MOST_WAITING, metrics)
+    }
+
+    fn with_room(room: usize, metrics: Arc<Metrics>) -> (Teller, Receiver<Event>) {
+        let (sender, receiver) = mpsc::channel(room);
+        (Teller { sender, next: AtomicU64::new(1), lost: AtomicBool::new(false), metrics }, receiver)
+    }
+
+    pub(super) fn tell(&self, at: Time, request: u64, news: News) {
+        if let Err(TrySendError::Full(_)) = self.sender.try_send(Event { at, request, news }) {
+            self.metrics.sharing.dropped.inc(NewsLost::Full);
+            self.lost.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether something was left out since this was asked last.
+    pub(super) fn take_lost(&self) -> bool {
+        self.lost.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// One request's claim on one worker. Dropped, it is taken back here and at the others.
+pub struct Claim {
+    booking: Booking,
+    told: Option<Told>,
+}
+
+struct Told {
+    teller: Arc<Teller>,
+    request: u64,
+    committed: bool,
+    /// Its end has been told.
+    ended: bool,
+    at: Time,
+}
+
+impl Told {
+    fn tell(&mut self, at: Time, news: News) {
+        self.at = at;
+        self.teller.tell(at, self.request, news);
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if !self.ended {
+            let committed = self.committed;
+            self.tell(self.at, News::Lost { committed });
+        }
+    }
+}
+
+impl Claim {
+    /// Tells nobody.
+    pub fn silent(booking: Booking) -> Claim {
+        Claim { booking, told: None }
+    }
+
+    /// Of a request that was placed at `now` on the worker of that name.
+    pub fn told(booking: Booking, teller: &Arc<Teller>, ask: &Ask, worker: Name, now: Time) -> Claim {
+        let request = teller.next.fetch_add(1, Ordering::Relaxed);
+        let mut told = Told { teller: teller.clone(), request, committed: false, ended: false, at: now };
+        told.tell(now, News::Placed(ask.clone(), worker));
+        Claim { booking, told: Some(told) }
+    }
+
+    /// See [`Booking::commit`].
+    pub fn commit(&mut self, now: Time) {
+        self.booking.commit(now);
+        if let Some(told) = &mut self.told {
+            (told.committed, told.at) = (true, now);
+        }
+    }
+
+    /// See [`Booking::first_token`].
+    pub fn first_token(&mut self, now: Time) {
+        self.booking.first_token(now);
+        if let Some(told) = &mut self.told {
+            told.tell(now, News::FirstToken);
+        }
+    }
+
+    /// See [`Booking::finish`].
+    pub fn finish(mut self, finished: Finished, now: Time) -> Option<usize> {
+        if let Some(mut told) = self.told.take() {
+            told.ended = true;
+            told.tell(now, News::Finished(finished));
+        }
+        self.booking.finish(finished, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::blocks::Chain;
+    use crate::core::planner::{Planner, Policy, Settings, WorkerSpec};
+
+    fn claim(teller: &Arc<Teller>) -> Claim {
+        let planner = Planner::new(Settings::default());
+        let worker = planner.add_worker(WorkerSpec {
+            key: 1,
+            capacity_tokens: None,
+            engine_block_tokens: 16,
+            prefill_speed: None,
+        });
+        let ask = Ask {
+            chain: Chain::empty(),
+            block_tokens: 64.0,
+            prompt_tokens: 10.0,
+            output_tokens: 1.0,
+            streams: true,
+        };
+        let (_, booking) = planner.plan(&ask, &[worker], Policy::Kv, Time(1.0), 0).unwrap();
+        Claim::told(booking, teller, &ask, Name { key: 1, pod: 0 }, Time(1.0))
+    }
+
+    fn all(receiver: &mut Receiver<Event>) -> Vec<String> {
+        std::iter::from_fn(|| receiver.try_recv().ok())
+            .map(|event| match event.news {
+                News::Placed(..) => format!("{} {} placed", event.at.0, event.request),
+                other => format!("{} {} {other:?}", event.at.0, event.request),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_claim_tells_one_beginning_and_one_end() {
+        let (teller, mut receiver) = Teller::new(Metrics::new());
+        let teller = Arc::new(teller);
+        let mut finished = claim(&teller);
+        finished.commit(Time(2.0));
+        finished.first_token(Time(3.0));
+        finished.finish(Finished::default(), Time(4.0));
+        drop(claim(&teller));
+        let mut cut = claim(&teller);
+        cut.commit(Time(5.0));
+        drop(cut);
+        let said = all(&mut receiver);
+        assert_eq!(said[..2], ["1 1 placed", "3 1 FirstToken"]);
+        assert!(said[2].starts_with("4 1 Finished"), "{said:?}");
+        assert_eq!(
+            said[3..],
+            ["1 2 placed", "1 2 Lost { committed: false }", "1 3 placed", "5 3 Lost { committed: true }"]
+        );
+    }
+
+    #[test]
+    fn what_finds_no_room_is_left_out_and_counted() {
+        let metrics = Metrics::new();
+        let (teller, mut receiver) = Teller::with_room(1, metrics.clone());
+        let teller = Arc::new(teller);
+        drop(claim(&teller));
+        assert_eq!(all(&mut receiver), ["1 1 placed"]);
+        assert!(teller.take_lost() && !teller.take_lost());
+        let page = String::from_utf8(metrics.render()).unwrap();
+        assert!(page.contains("warmroute_sharing_dropped_total{reason=\"full\"} 1"), "{page}");
+    }
+}

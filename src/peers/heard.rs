@@ -1,0 +1,269 @@
+//! What other routers have placed, in this one's planner: their requests are booked as its own are, on the worker that they picked, and
+//! ended when they say so. What a router has open is over when it leaves, when it has said nothing for a while, and when something
+//! that it said is missing, since that may have been an end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::news::{Batch, Name, News, Said};
+use crate::core::booking::Booking;
+use crate::core::ids::{Time, WorkerId};
+use crate::core::planner::{Planner, Policy};
+
+/// Seconds for which a router that says nothing is taken to live. It speaks each second.
+pub const LEASE: f64 = 5.0;
+/// Of which something is remembered: more are nobody's routers.
+const MOST_ROUTERS: usize = 256;
+/// Requests of one router at once.
+const MOST_OPEN: usize = 65_536;
+
+/// What came of a batch.
+#[derive(Debug, Default, PartialEq)]
+pub struct Taken {
+    pub news: usize,
+    /// Placed on workers that are not known here.
+    pub unknown: usize,
+    /// Batches before it are missing.
+    pub gap: bool,
+    /// The age of the oldest of what was taken up, in seconds.
+    pub age: f64,
+    /// Workers whose answers have shown that all that was believed of them is gone, and how many blocks that was.
+    pub emptied: Vec<(WorkerId, usize)>,
+}
+
+/// All that others have open here.
+#[derive(Default)]
+pub struct Heard {
+    routers: HashMap<u64, Router>,
+}
+
+struct Router {
+    number: u64,
+    /// When it spoke last.
+    at: Time,
+    open: HashMap<u64, Booking>,
+}
+
+impl Router {
+    fn close(&mut self, at: Time) {
+        for (_, mut booking) in self.open.drain() {
+            // Its worker has most likely worked on it.
+            booking.commit(at);
+        }
+    }
+}
+
+impl Heard {
+    /// Routers that live, as far as is known.
+    pub fn routers(&self) -> usize {
+        self.routers.len()
+    }
+
+    /// Takes up what was sent at `sent`. `worker` knows who is meant by a name.
+    pub fn take(
+        &mut self,
+        batch: Batch,
+        sent: Time,
+        planner: &Arc<Planner>,
+        mut worker: impl FnMut(Name) -> Option<WorkerId>,
+    ) -> Taken {
+        let mut taken = Taken::default();
+        let Batch { router: id, number, said } = batch;
+        if self.routers.len() >= MOST_ROUTERS && !self.routers.contains_key(&id) {
+            return taken;
+        }
+        let router = self.routers.entry(id).or_insert_with(|| Router {
+            number: number.wrapping_sub(1),
+            at: sent,
+            open: HashMap::new(),
+        });
+        if number <= router.number && number != 0 {
+            return taken; // Sent twice, or read again.
+        }
+        router.at = sent;
+        if number != router.number.wrapping_add(1) {
+            taken.gap = true;
+            router.close(sent);
+        }
+        router.number = number;
+        for Said { age, request, news } in said {
+            let seconds = age as f64 / 1e3;
+            let at = sent + -seconds;
+            taken.news += 1;
+            taken.age = seconds.max(taken.age);
+            match news {
+                News::Placed(..) if router.open.len() >= MOST_OPEN => {}
+                News::Placed(ask, name) => {
+                    let Some(worker) = worker(name) else {
+                        taken.unknown += 1;
+                        continue;
+                    };
+                    let planned = planner.plan(&ask, &[worker], Policy::Random, at, 0);
+                    router.open.extend(planned.map(|(_, booking)| (request, booking)));
+                }
+                News::FirstToken => {
+                    if let Some(booking) = router.open.get_mut(&request) {
+                        booking.commit(at);
+                        booking.first_token(at);
+                    }
+                }
+                News::Finished(finished) => {
+                    if let Some(booking) = router.open.remove(&request) {
+                        let worker = booking.worker();
+                        taken.emptied.extend(booking.finish(finished, at).map(|blocks| (worker, blocks)));
+                    }
+                }
+                News::Lost { committed } => {
+                    if let Some(mut booking) = router.open.remove(&request)
+                        && committed
+                    {
+                        booking.commit(at);
+                    }
+                }
+                News::Left => {
+                    router.close(at);
+                    self.routers.remove(&id);
+                    return taken;
+                }
+            }
+        }
+        taken
+    }
+
+    /// Ends what is open of those who have not spoken since [`LEASE`] seconds before `now`.
+    pub fn expire(&mut self, now: Time) {
+        self.routers.retain(|_, router| {
+            let lives = now - router.at <= LEASE;
+            if !lives {
+                router.close(now);
+            }
+            lives
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::blocks::Chain;
+    use crate::core::booking::Finished;
+    use crate::core::ids::BlockHash;
+    use crate::core::load::Given;
+    use crate::core::planner::{Ask, Settings, WorkerSpec};
+
+    const HERE: Name = Name { key: 1, pod: 0 };
+
+    struct Table {
+        planner: Arc<Planner>,
+        worker: WorkerId,
+        heard: Heard,
+    }
+
+    impl Table {
+        fn new() -> Table {
+            let planner = Planner::new(Settings::default());
+            let worker = planner.add_worker(WorkerSpec {
+                key: 1,
+                capacity_tokens: Some(100_000),
+                engine_block_tokens: 16,
+                prefill_speed: Some(10_000.0),
+            });
+            Table { planner, worker, heard: Heard::default() }
+        }
+
+        fn hear(&mut self, router: u64, number: u64, at: f64, said: Vec<(u64, News)>) -> Taken {
+            let said = said.into_iter().map(|(request, news)| Said { age: 10, request, news }).collect();
+            let worker = self.worker;
+            self.heard.take(Batch { router, number, said }, Time(at), &self.planner, |name| {
+                (name.key == HERE.key).then_some(worker)
+            })
+        }
+
+        fn open(&self) -> usize {
+            self.given().open
+        }
+
+        fn given(&self) -> Given {
+            self.planner.given(self.worker).unwrap()
+        }
+
+        fn blocks(&self) -> usize {
+            self.planner.believed_blocks()
+        }
+    }
+
+    fn placed(first: u64) -> News {
+        let hashes: Arc<[BlockHash]> = (first..first + 10).map(BlockHash).collect();
+        let chain = Chain::even(hashes, 2_560);
+        News::Placed(
+            Ask { chain, block_tokens: 64.0, prompt_tokens: 650.0, output_tokens: 50.0, streams: true },
+            HERE,
+        )
+    }
+
+    fn finished() -> News {
+        News::Finished(Finished { prompt_tokens: Some(700), cached_tokens: Some(0), output_tokens: Some(40) })
+    }
+
+    #[test]
+    fn what_others_place_is_booked_and_believed_as_ones_own() {
+        let mut table = Table::new();
+        let taken = table.hear(7, 1, 1.0, vec![(1, placed(0)), (2, placed(100))]);
+        assert_eq!(taken, Taken { news: 2, age: 0.01, ..Taken::default() });
+        assert_eq!((table.open(), table.blocks(), table.heard.routers()), (2, 20, 1));
+        let given = table.given();
+        assert_eq!((given.requests, given.prefills, given.asked, given.pending), (2, 2, 1_300.0, 1_300.0));
+        table.hear(7, 2, 1.2, vec![(1, News::FirstToken)]);
+        assert_eq!(table.given().prefills, 1);
+        table.hear(7, 3, 1.4, vec![(1, finished()), (2, News::Lost { committed: false })]);
+        let given = table.given();
+        assert_eq!((given.open, given.prefills, given.answered), (0, 0, 1));
+        assert_eq!(given.asked, 700.0, "as its answer told; the other was never begun");
+        assert_eq!(table.blocks(), 10, "and has left nothing");
+    }
+
+    #[test]
+    fn a_batch_that_comes_twice_counts_once_and_one_that_is_missing_ends_what_was_open() {
+        let mut table = Table::new();
+        table.hear(7, 4, 1.0, vec![(1, placed(0))]);
+        table.hear(7, 4, 1.0, vec![(1, placed(0))]);
+        assert_eq!(table.given().requests, 1);
+        table.hear(8, 1, 1.0, vec![(1, placed(50))]);
+        let taken = table.hear(7, 6, 1.1, vec![(2, placed(100))]);
+        assert!(taken.gap);
+        assert_eq!((table.open(), table.blocks()), (2, 30), "the other router's and the new one");
+    }
+
+    #[test]
+    fn who_leaves_or_falls_silent_takes_what_is_open_along_and_leaves_what_is_cached() {
+        let mut table = Table::new();
+        table.hear(7, 1, 1.0, vec![(1, placed(0))]);
+        table.hear(8, 1, 2.0, vec![(1, placed(100))]);
+        table.hear(7, 2, 3.0, vec![(0, News::Left)]);
+        assert_eq!((table.open(), table.heard.routers()), (1, 1));
+        table.heard.expire(Time(2.0 + LEASE));
+        assert_eq!(table.open(), 1);
+        table.hear(8, 2, 6.0, Vec::new());
+        table.heard.expire(Time(6.0 + LEASE));
+        assert_eq!(table.open(), 1, "it has said that it lives");
+        table.heard.expire(Time(6.1 + LEASE));
+        assert_eq!((table.open(), table.heard.routers(), table.blocks()), (0, 0, 20));
+    }
+
+    #[test]
+    fn workers_that_are_not_known_and_ends_without_a_beginning_are_left_out() {
+        let mut table = Table::new();
+        let News::Placed(ask, _) = placed(0) else { unreachable!() };
+        let elsewhere = News::Placed(ask, Name { key: 2, pod: 0 });
+        let said = vec![(1, elsewhere), (1, News::FirstToken), (1, finished()), (9, finished())];
+        assert_eq!(table.hear(7, 1, 1.0, said).unknown, 1);
+        assert_eq!((table.open(), table.given().requests), (0, 0));
+    }
+
+    #[test]
+    fn no_more_routers_are_remembered_than_there_can_be() {
+        let mut table = Table::new();
+        (0..1_000).for_each(|router| drop(table.hear(router, 1, 1.0, vec![(1, placed(0))])));
+        assert_eq!((table.heard.routers(), table.open()), (MOST_ROUTERS, MOST_ROUTERS));
+    }
+}

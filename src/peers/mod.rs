@@ -1,0 +1,126 @@
+//! Several routers before the same workers as one: each tells the others, over a Redis or Valkey that is there already, what it places and
+//! how that ends, and books what the others tell as its own. So all believe and count the same, within the time that a word takes.
+//!
+//! A request only hands over what is to be said ([`claim`]). [`publisher`] writes it to a stream of the [`store`] in batches ([`news`]);
+//! [`listener`] reads the stream and has [`heard`] keep what is open of others. There is no leader and no lock, and nothing waits for
+//! the store: while it is away each router goes on by what it sees itself, and afterwards all catch up from where they were. A router
+//! that starts reads what the stream still has before it says that it is ready.
+
+pub mod claim;
+pub mod heard;
+mod listener;
+pub mod news;
+mod publisher;
+mod reach;
+pub mod store;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{sleep, timeout};
+
+use crate::core::booking::Booking;
+use crate::core::ids::Time;
+use crate::core::planner::{Ask, Planner};
+use crate::fleet::worker::Worker;
+use crate::fleet::{Fleet, key_of};
+use crate::lifecycle::Clock;
+use crate::metrics::Metrics;
+use claim::{Claim, Event, Teller};
+use listener::Listener;
+use news::{Name, News};
+use reach::Reach;
+use store::Store;
+
+/// How long readiness waits for what others have said. Then it is better to serve cold than not at all.
+const READY_WITHIN: Duration = Duration::from_secs(15);
+/// How long the last word may take.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// What this router tells others, and what it knows of them.
+pub struct Peers {
+    /// Of this process: what comes back is known by it.
+    id: u64,
+    teller: Arc<Teller>,
+    /// Taken by the task that sends.
+    events: Mutex<Option<Receiver<Event>>>,
+    ready: AtomicBool,
+    has_left: Notify,
+    reach: Reach,
+    metrics: Arc<Metrics>,
+}
+
+impl Peers {
+    pub fn new(metrics: Arc<Metrics>) -> Arc<Peers> {
+        let (teller, events) = Teller::new(metrics.clone());
+        Arc::new(Peers {
+            id: rand::random(),
+            teller: Arc::new(teller),
+            events: Mutex::new(Some(events)),
+            ready: AtomicBool::new(false),
+            has_left: Notify::new(),
+            reach: Reach::new(metrics.clone()),
+            metrics,
+        })
+    }
+
+    /// The claim of a request that was placed at `now`, of which the others are told.
+    pub fn claim(&self, booking: Booking, ask: &Ask, worker: &Worker, now: Time) -> Claim {
+        Claim::told(booking, &self.teller, ask, name_of(worker), now)
+    }
+
+    /// Whether all that others had said before this router began is taken up, or has been waited for long enough.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Other routers that live.
+    pub fn count(&self) -> usize {
+        usize::try_from(self.metrics.sharing.peers.get()).unwrap_or(0)
+    }
+
+    /// Whether the store can be read and written.
+    pub fn is_connected(&self) -> bool {
+        self.metrics.sharing.connected.get() == 1
+    }
+
+    /// Speaks and listens for as long as it is polled; once only.
+    pub async fn run(
+        self: Arc<Self>,
+        store: Arc<Store>,
+        delay: Duration,
+        fleet: Arc<Fleet>,
+        planner: Arc<Planner>,
+        clock: Clock,
+    ) {
+        let Some(events) = self.events.lock().take() else { return };
+        let listener = Listener::new(&self, &store, fleet, planner, clock);
+        tokio::join!(publisher::run(&self, &store, events, delay, clock), listener.run(), self.be_ready());
+    }
+
+    async fn be_ready(&self) {
+        sleep(READY_WITHIN).await;
+        if !self.ready.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                "ready without what other routers have said: it could not be read in {READY_WITHIN:?}"
+            );
+        }
+    }
+
+    /// Tells the others that this router leaves: what it has open is over.
+    pub async fn leave(&self, now: Time) {
+        self.teller.tell(now, 0, News::Left);
+        if timeout(LAST_WORD, self.has_left.notified()).await.is_err() {
+            tracing::debug!("the store did not take the last word in {LAST_WORD:?}");
+        }
+    }
+}
+
+fn name_of(worker: &Worker) -> Name {
+    let pod = worker.pod.get().map_or(0, |pod| key_of(pod.uid.as_ref()));
+    Name { key: worker.key, pod }
+}
