@@ -171,11 +171,16 @@ fn start_log(log: &Log) {
     use tracing_subscriber::prelude::*;
 
     let filter: Targets = log.level.parse().unwrap_or_default();
-    // It logs each answer of the API server that it cannot read, whole; what matters of them is told by `fleet::discovery`.
-    let filter = match log.level.contains("kube_client") {
-        true => filter,
-        false => filter.with_target("kube_client", LevelFilter::OFF),
-    };
+    // They log each answer that they cannot read, for as long as such come; what matters of them is told by `fleet::discovery`, at
+    // a bounded pace.
+    let quiet = [
+        ("kube_client", LevelFilter::OFF),
+        ("hickory_net", LevelFilter::ERROR),
+        ("hickory_proto", LevelFilter::ERROR),
+        ("hickory_resolver", LevelFilter::ERROR),
+    ];
+    let unnamed = quiet.into_iter().filter(|(target, _)| !log.level.contains(target));
+    let filter = unnamed.fold(filter, |filter, (target, most)| filter.with_target(target, most));
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     // Colours are for eyes only, and not for those of who says `NO_COLOR`.
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());

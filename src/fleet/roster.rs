@@ -65,8 +65,9 @@ struct List {
     fault: Option<String>,
 }
 
-/// What sources had told that an edit took out while it brought others. It counts until these have been heard, so that an edit of the
-/// config does not empty the fleet. Where an edit brings none, nobody is to come in the place of those that go, and they go at once.
+/// Whom an edit took out while it brought sources: what others had told, or the static list had named. They count until the new ones
+/// have been heard, so that an edit of the config does not empty the fleet. Where an edit brings no source, nobody is to come in the
+/// place of those that go, and they go at once.
 #[derive(Debug)]
 struct Kept {
     members: Vec<Member>,
@@ -106,7 +107,9 @@ pub(super) struct Roster {
 
 impl Roster {
     pub(super) fn configure(&mut self, workers: &config::Workers) {
-        self.fixed = workers.fixed.iter().cloned().map(Member::plain).collect();
+        let fixed = workers.fixed.iter().cloned().map(Member::plain).collect();
+        let mut gone: Vec<Member> = std::mem::replace(&mut self.fixed, fixed);
+        gone.retain(|member| !self.fixed.iter().any(|named| named.worker.url == member.worker.url));
         let serving = std::mem::replace(&mut self.begun, true);
         let mut old = std::mem::take(&mut self.lists);
         let mut fresh = Vec::new();
@@ -125,9 +128,9 @@ impl Roster {
                 kept.until.extend(fresh.iter().cloned());
             }
         }
-        let members: Vec<Member> = old.into_iter().filter_map(|list| list.members).flatten().collect();
-        if !members.is_empty() {
-            self.kept.push(Kept { members, until: fresh });
+        gone.extend(old.into_iter().filter_map(|list| list.members).flatten());
+        if !gone.is_empty() {
+            self.kept.push(Kept { members: gone, until: fresh });
         }
         self.let_go();
     }
@@ -269,19 +272,41 @@ mod tests {
         roster.configure(&after);
         assert_eq!(
             hosts(&roster),
-            ["b1", "a1", "a2"],
-            "what the static list named is told, not found: it goes at once"
+            ["b1", "fixed", "a1", "a2"],
+            "whom the static list named is no less in use than who was found"
         );
         assert!(!found(&mut roster, &before, 0, &["a3"]), "nobody asks it any more");
         assert!(found(&mut roster, &after, 0, &["b2"]));
-        assert_eq!(hosts(&roster), ["b2", "a1", "a2"], "c has not been heard yet");
+        assert_eq!(hosts(&roster), ["b2", "fixed", "a1", "a2"], "c has not been heard yet");
         let kept = &roster.kept()[0];
-        assert_eq!((kept.workers.len(), &kept.until_heard[0][..]), (2, "kubernetes:c"), "which is said");
+        assert_eq!((kept.workers.len(), &kept.until_heard[0][..]), (3, "kubernetes:c"), "which is said");
         assert!(roster.found(&Source::all(&after)[1], Vec::new(), Some("there is no c")));
-        assert_eq!(hosts(&roster), ["b2", "a1", "a2"], "nor has it told of anything");
+        assert_eq!(hosts(&roster), ["b2", "fixed", "a1", "a2"], "nor has it told of anything");
         assert!(found(&mut roster, &after, 1, &[]));
         assert_eq!(hosts(&roster), ["b2"]);
         assert!(roster.kept().is_empty());
+    }
+
+    #[test]
+    fn static_workers_stay_until_the_sources_that_an_edit_brings_have_been_heard() {
+        let mut roster = Roster::default();
+        roster.configure(&workers(&["s1", "s2", "s3"], &[]));
+        let after = workers(&["s3"], &["a"]);
+        roster.configure(&after);
+        assert_eq!(hosts(&roster), ["s3", "s1", "s2"], "nobody has left");
+        assert_eq!(roster.kept()[0].workers, ["http://s1:8000", "http://s2:8000"]);
+        roster.failed(&Source::all(&after)[0], "it may not be listed");
+        assert_eq!(hosts(&roster), ["s3", "s1", "s2"]);
+        // Whom the source names as well is the worker that it was.
+        assert!(found(&mut roster, &after, 0, &["s1", "a1"]));
+        assert_eq!(hosts(&roster), ["s3", "s1", "a1"]);
+        // Back: the static list needs no hearing.
+        roster.configure(&workers(&["s1", "s2"], &[]));
+        assert_eq!((hosts(&roster), roster.kept()), (vec!["s1".to_owned(), "s2".to_owned()], Vec::new()));
+        // Another edit before anybody was heard, and back again.
+        roster.configure(&workers(&[], &["b"]));
+        roster.configure(&workers(&["s1"], &[]));
+        assert_eq!((hosts(&roster), roster.kept()), (vec!["s1".to_owned()], Vec::new()));
     }
 
     #[test]

@@ -22,7 +22,20 @@ pub struct Slice {
     /// The Service it is of.
     pub service: Arc<str>,
     pub ports: Vec<Port>,
+    /// It has ports of other protocols than TCP, which are not among them.
+    pub other_ports: bool,
+    /// Its endpoints are names (FQDN), which are not among them: nobody knows where they are.
+    pub names: bool,
     pub endpoints: Vec<Endpoint>,
+}
+
+/// What is wrong with slices.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The port that is asked for is not there.
+    Port(String),
+    /// There is nobody.
+    Nobody(String),
 }
 
 /// A TCP port of a slice's endpoints.
@@ -99,15 +112,15 @@ impl Slices {
         self.by_name.is_empty()
     }
 
-    /// The workers, in the order of their addresses, and what is wrong with the ports if anything is.
-    pub fn workers(&self, choice: &PortChoice) -> (Vec<Found>, Option<String>) {
+    /// The workers, in the order of their addresses, and what is wrong if anything is.
+    pub fn workers(&self, choice: &PortChoice) -> (Vec<Found>, Option<Fault>) {
         let mut services: BTreeMap<&str, BTreeMap<(IpAddr, u16), &Endpoint>> = BTreeMap::new();
         let mut fault = None;
         for slice in self.by_name.values().filter(|slice| !slice.endpoints.is_empty()) {
-            let port = match pick(&slice.ports, choice) {
+            let port = match pick(slice, choice) {
                 Ok(port) => port,
                 Err(why) => {
-                    fault = Some(format!("Service {}: {why}", slice.service));
+                    fault = Some(Fault::Port(format!("Service {}: {why}", slice.service)));
                     continue;
                 }
             };
@@ -129,7 +142,21 @@ impl Slices {
                 *known = found;
             }
         }
+        if workers.is_empty() && fault.is_none() {
+            fault = self.nobody();
+        }
         (one_address_each(workers.into_values().collect()), fault)
+    }
+
+    /// Why there is no endpoint in any slice. None is a slice that nobody has filled, as of a Service that selects no pod.
+    fn nobody(&self) -> Option<Fault> {
+        if let Some(slice) = self.by_name.values().find(|slice| slice.names) {
+            let why = "its endpoints are names (addressType FQDN), and only addresses can be followed";
+            return Some(Fault::Nobody(format!("Service {}: {why}", slice.service)));
+        }
+        let first = self.by_name.values().next()?;
+        let why = "has no endpoints: does its selector match any pod?";
+        Some(Fault::Nobody(format!("the Service {} {why}", first.service)))
     }
 }
 
@@ -140,7 +167,11 @@ impl Endpoint {
 }
 
 /// The port of a slice that is asked for.
-fn pick(ports: &[Port], choice: &PortChoice) -> Result<u16, String> {
+fn pick(slice: &Slice, choice: &PortChoice) -> Result<u16, String> {
+    let ports = &*slice.ports;
+    if ports.is_empty() && slice.other_ports {
+        return Err("none of its ports is one of TCP".to_owned());
+    }
     let found = match choice {
         PortChoice::Only => match ports {
             [only] => return Ok(only.number),

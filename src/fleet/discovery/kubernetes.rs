@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, Stream, StreamExt};
-use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointPort, EndpointSlice};
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::endpoints::{Endpoint, Found, Pod, Port, Slice, Slices};
+use super::endpoints::{Endpoint, Fault, Found, Pod, Port, Slice, Slices};
 use super::{Ear, Failure};
 use crate::config::{self, Kubernetes, KubernetesApi, Origin, Scheme};
 use crate::fleet::roster::Member;
@@ -213,7 +213,11 @@ fn apply(slices: &mut Slices, event: kube::Result<WatchEvent<EndpointSlice>>) ->
 fn tell(ear: &mut Ear, source: &Kubernetes, slices: &Slices) {
     let (found, fault) = slices.workers(&source.port);
     let members = found.into_iter().map(|found| member(found, source)).collect();
-    let fault = fault.map(|why| Failure::new(Trouble::Port, why)).or_else(|| {
+    let fault = fault.map(|fault| match fault {
+        Fault::Port(why) => Failure::new(Trouble::Port, why),
+        Fault::Nobody(why) => Failure::new(Trouble::Absent, why),
+    });
+    let fault = fault.or_else(|| {
         let why = || format!("no EndpointSlice has the labels {}", source.selector());
         slices.is_empty().then(|| Failure::new(Trouble::Absent, why()))
     });
@@ -257,14 +261,16 @@ fn read(slice: &EndpointSlice) -> Option<(Arc<str>, Slice)> {
     let name = slice.metadata.name.as_deref()?;
     let labels = slice.metadata.labels.as_ref();
     let service = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
-    let ports = slice.ports.iter().flatten().filter_map(|port| {
+    let is_tcp = |port: &&EndpointPort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
+    let ports = slice.ports.iter().flatten().filter(is_tcp).filter_map(|port| {
         let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number > 0)?;
-        let tcp = port.protocol.as_deref().unwrap_or("TCP") == "TCP";
-        tcp.then(|| Port { name: port.name.clone().unwrap_or_default(), number })
+        Some(Port { name: port.name.clone().unwrap_or_default(), number })
     });
     let slice = Slice {
         service: service.map_or(name, String::as_str).into(),
         ports: ports.collect(),
+        other_ports: !slice.ports.iter().flatten().all(|port| is_tcp(&port)),
+        names: slice.address_type == "FQDN",
         endpoints: slice.endpoints.iter().filter_map(read_endpoint).collect(),
     };
     Some((name.into(), slice))

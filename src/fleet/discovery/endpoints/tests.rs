@@ -33,6 +33,7 @@ fn slice(endpoints: &[Endpoint]) -> Slice {
         service: "vllm".into(),
         ports: vec![Port { name: "http".to_owned(), number: HTTP }],
         endpoints: endpoints.to_vec(),
+        ..Slice::default()
     }
 }
 
@@ -115,9 +116,13 @@ fn the_port_is_picked_by_name_or_number_and_what_is_wrong_is_told() {
     };
     let pick = |slice: Slice, choice: PortChoice| {
         let (workers, fault) = slices(&[slice]).workers(&choice);
-        (workers.first().map(|worker| worker.port), fault.unwrap_or_default())
+        let Some(Fault::Port(fault)) = fault else {
+            return (workers.first().map(|worker| worker.port), String::new());
+        };
+        (workers.first().map(|worker| worker.port), fault)
     };
     let (name, number) = (|name: &str| PortChoice::Name(name.to_owned()), PortChoice::Number);
+    let udp = || Slice { other_ports: true, ..ports(&[]) };
     let two = || ports(&[("http", 8000), ("metrics", 9000)]);
     assert_eq!(pick(ports(&[("", 8000)]), PortChoice::Only).0, Some(8000));
     assert_eq!(pick(two(), name("metrics")).0, Some(9000));
@@ -133,6 +138,9 @@ fn the_port_is_picked_by_name_or_number_and_what_is_wrong_is_told() {
         (ports(&[("", 8000)]), number(80), "no port of its pods is 80; there are 8000"),
         (ports(&[]), PortChoice::Only, "it names no port; give its pods' `port` as a number"),
         (ports(&[]), name("http"), "it names no port, and so none called http"),
+        (udp(), PortChoice::Only, "none of its ports is one of TCP"),
+        (udp(), name("http"), "none of its ports is one of TCP"),
+        (udp(), number(8000), "none of its ports is one of TCP"),
     ] {
         let (port, fault) = pick(slice, choice);
         assert_eq!(port, None);
@@ -144,6 +152,23 @@ fn the_port_is_picked_by_name_or_number_and_what_is_wrong_is_told() {
 fn slices_that_are_empty_are_no_fault_whatever_their_ports() {
     let empty = Slice { ports: Vec::new(), ..slice(&[]) };
     assert_eq!(seen(&slices(&[empty, slice(&[endpoint(1, "a")])])), [(1, Intake::Open)]);
+}
+
+#[test]
+fn slices_without_anybody_are_a_fault_that_names_the_service() {
+    let fault = |list: &[Slice]| match slices(list).workers(&PortChoice::Only) {
+        (workers, Some(Fault::Nobody(why))) if workers.is_empty() => why,
+        other => panic!("{other:?}"),
+    };
+    let empty = Slice { ports: Vec::new(), ..slice(&[]) };
+    for list in [vec![empty.clone()], vec![empty.clone(), slice(&[])]] {
+        assert_eq!(fault(&list), "the Service vllm has no endpoints: does its selector match any pod?");
+    }
+    let names = Slice { names: true, ..slice(&[]) };
+    assert!(fault(&[empty, names]).contains("Service vllm: its endpoints are names (addressType FQDN)"));
+    assert_eq!(slices(&[]).workers(&PortChoice::Only), (Vec::new(), None), "that is another fault");
+    // Nobody of them may be asked, and yet they are there.
+    assert_eq!(slices(&[slice(&[not_ready(1)])]).workers(&PortChoice::Only).1, None);
 }
 
 /// What happens in a cluster, as far as its endpoints show it.
@@ -253,7 +278,8 @@ proptest! {
                 continue;
             }
             let (workers, fault) = slices.workers(&PortChoice::Only);
-            prop_assert_eq!(fault, None);
+            let nobody = cluster.values().all(|slice| slice.endpoints.is_empty());
+            prop_assert_eq!(fault.is_some(), nobody && !cluster.is_empty());
             let open: BTreeSet<IpAddr> =
                 workers.iter().filter(|w| w.intake == Intake::Open).map(|w| w.address).collect();
             prop_assert_eq!(open, used(&cluster), "after {:?}", step);
