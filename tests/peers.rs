@@ -6,12 +6,17 @@
     reason = "a test fails by panicking, and says why it is left out"
 )]
 
+mod certificates;
+
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use certificates::{Authority, Issued};
 use serde_json::Value;
-use warmroute::config::{Config, Mode, Secret, Sharing, StoreUrl};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use warmroute::config::{Config, Mode, Secret, Sharing, StoreKind, StoreUrl};
 use warmroute::core::blocks::HashKey;
 use warmroute::engine::http::{EngineConfig, Fleet, Running};
 use warmroute::engine::model::Spec;
@@ -27,35 +32,42 @@ struct Redis {
 impl Redis {
     /// `None` where there is none to be had.
     async fn start() -> Option<Redis> {
+        let mut redis = Redis::new()?;
+        redis.begin().await;
+        Some(redis)
+    }
+
+    fn new() -> Option<Redis> {
         if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
             eprintln!("left out: redis-server is not installed");
             return None;
         }
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut redis = Redis { directory: tempfile::tempdir().unwrap(), port, child: None };
-        redis.begin().await;
-        Some(redis)
+        Some(Redis { directory: tempfile::tempdir().unwrap(), port, child: None })
     }
 
     async fn begin(&mut self) {
+        let port = self.port.to_string();
+        self.begin_with(&["--port", &port, "--save", "", "--appendonly", "no", "--requirepass", PASSWORD])
+            .await;
+    }
+
+    async fn begin_with(&mut self, options: &[&str]) {
         let mut command = Command::new("redis-server");
-        command.args([
-            "--port",
-            &self.port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
-        command.args(["--requirepass", "open sesame"]).arg("--dir").arg(self.directory.path());
+        command.args(options).args(["--bind", "127.0.0.1"]).arg("--dir").arg(self.directory.path());
         self.child = Some(command.stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap());
         let port = self.port;
-        until("the store to listen", async || {
-            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
-        })
-        .await;
+        let listens = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
+        until("the store to listen", listens).await;
+    }
+
+    /// Has the server do something; answers what it said.
+    async fn tell(&self, lines: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        stream.write_all(format!("AUTH \"{PASSWORD}\"\r\n{lines}QUIT\r\n").as_bytes()).await.unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).await.unwrap();
+        said
     }
 
     fn kill(&mut self) {
@@ -76,12 +88,14 @@ impl Drop for Redis {
     }
 }
 
+const PASSWORD: &str = "open sesame";
+
 fn sharing_at(port: u16, mut config: Config) -> Config {
     config.hash_key = Some(HashKey([7; 32]));
     config.scrape.interval = Some(Duration::from_millis(50));
     config.sharing = Some(Sharing {
         urls: vec![StoreUrl::parse(&format!("redis://127.0.0.1:{port}")).unwrap()],
-        password: Some(Secret("open sesame".to_owned())),
+        password: Some(Secret(PASSWORD.to_owned())),
         ..Sharing::default()
     });
     config
@@ -298,4 +312,73 @@ async fn a_router_that_dies_and_one_that_leaves_take_their_bookings_with_them() 
     leaves.stop.request();
     until("all to be gone", async || open() == 0).await;
     stays.metric_is("warmroute_sharing_peers", 0.0).await;
+}
+
+/// Two routers over this store, one after the other, come to know each other.
+async fn meet(sharing: impl Fn(&mut Sharing)) {
+    let fleet = workers(2).await;
+    let start = async || {
+        let mut config = sharing_at(1, TestRouter::config_at(Mode::Kv, fleet.addresses()));
+        config.sharing.iter_mut().for_each(&sharing);
+        TestRouter::start(config).await
+    };
+    let one = start().await;
+    one.metric_is("warmroute_sharing_connected", 1.0).await;
+    assert_eq!(cached(&one, 1, 1).await, 0);
+    let other = start().await;
+    other.metric_is("warmroute_sharing_peers", 1.0).await;
+    agreed(&[&one, &other]).await;
+    assert!(cached(&other, 1, 2).await > 1_000);
+}
+
+fn url(scheme: &str, port: u16) -> Vec<StoreUrl> {
+    vec![StoreUrl::parse(&format!("{scheme}://localhost:{port}")).unwrap()]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_may_want_tls() {
+    let Some(mut redis) = Redis::new() else { return };
+    let authority = Authority::new();
+    let Issued { certificate, key } = authority.issue(&["localhost"]);
+    let shown = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let ca = shown(authority.file("ca.crt", authority.pem()));
+    let (certificate, key) =
+        (shown(authority.file("a.crt", &certificate)), shown(authority.file("a.key", &key)));
+    let port = redis.port.to_string();
+    let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let options = ["--port", "0", "--tls-port", &port, "--tls-auth-clients", "no", "--requirepass", PASSWORD];
+    redis.begin_with(&[&options[..], &files].concat()).await;
+    let port = redis.port;
+    meet(|sharing| (sharing.urls, sharing.ca) = (url("rediss", port), Some(ca.clone().into()))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_may_be_a_cluster() {
+    let Some(mut redis) = Redis::new() else { return };
+    let port = redis.port.to_string();
+    // Where the nodes of a cluster speak to each other is ten thousand further, else.
+    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let cluster = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--save", ""];
+    redis.begin_with(&[&["--port", &port, "--requirepass", PASSWORD][..], &cluster].concat()).await;
+    redis.tell("CLUSTER ADDSLOTSRANGE 0 16383\r\n").await;
+    until("the cluster to be one", async || redis.tell("CLUSTER INFO\r\n").await.contains("state:ok")).await;
+    let port = redis.port;
+    meet(|sharing| (sharing.urls, sharing.kind) = (url("redis", port), StoreKind::Cluster)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_may_say_where_the_store_is() {
+    let Some(redis) = Redis::start().await else { return };
+    let Some(mut sentinel) = Redis::new() else { return };
+    let (at, from) = (redis.port, sentinel.port);
+    let file = sentinel.directory.path().join("sentinel.conf");
+    let lines = [
+        format!("port {from}"),
+        format!("requirepass \"{PASSWORD}\""),
+        format!("sentinel monitor mymaster 127.0.0.1 {at} 1"),
+        format!("sentinel auth-pass mymaster \"{PASSWORD}\""),
+    ];
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    sentinel.begin_with(&[file.to_str().unwrap(), "--sentinel"]).await;
+    meet(|sharing| (sharing.urls, sharing.kind) = (url("redis", from), StoreKind::Sentinel)).await;
 }
