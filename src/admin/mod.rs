@@ -48,7 +48,8 @@ pub async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!("no admin connection could be taken: {error}");
+                    let message = format!("no admin connection could be taken: {error}");
+                    proxy.complaints.warn("accept of the admin listener", "", &message);
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }

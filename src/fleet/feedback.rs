@@ -6,8 +6,13 @@ use parking_lot::RwLock;
 
 /// Models that are learned apart; further ones share the default, since clients choose the names.
 const MODELS: usize = 256;
-/// Weight of one answer. About fifty answers make half of the estimate.
+/// Weight of one answer's length. About fifty answers make half of the estimate.
 const WEIGHT: f64 = 1.0 / 64.0;
+/// Prompt tokens over which bytes per token are learned: by tokens, so that many short prompts, which are mostly chat template, say no more
+/// than they are long.
+const MEMORY_TOKENS: f64 = 100_000.0;
+/// Prompt tokens that weigh as much as the guess that comes before all answers.
+const GUESSED_TOKENS: f64 = 64.0;
 /// Tokens expected of an answer before any was seen, and where the request does not bound it.
 const OUTPUT_TOKENS: f64 = 128.0;
 /// Plausible bytes per token; outside of it, the bytes counted here are not those that were tokenized (images, templates).
@@ -23,10 +28,23 @@ pub struct Estimate {
     pub output_tokens: f64,
 }
 
+/// What one model's answers have told, the past fading.
+struct Told {
+    bytes: f64,
+    tokens: f64,
+    output_tokens: f64,
+}
+
+impl Told {
+    fn estimate(&self) -> Estimate {
+        Estimate { bytes_per_token: self.bytes / self.tokens, output_tokens: self.output_tokens }
+    }
+}
+
 /// Estimates by model, bounded in number.
 pub struct Feedback {
     default: Estimate,
-    models: RwLock<HashMap<Box<str>, Estimate>>,
+    models: RwLock<HashMap<Box<str>, Told>>,
 }
 
 impl Feedback {
@@ -36,7 +54,7 @@ impl Feedback {
     }
 
     pub fn estimate(&self, model: &str) -> Estimate {
-        self.models.read().get(model).copied().unwrap_or(self.default)
+        self.models.read().get(model).map_or(self.default, Told::estimate)
     }
 
     /// A worker said that a prompt of `bytes` had `prompt_tokens`, and its answer `output_tokens`.
@@ -47,19 +65,19 @@ impl Feedback {
             if models.len() >= MODELS {
                 return;
             }
-            // The first answer of a model is worth more than a guess about all models.
-            let mut first = self.default;
-            if PLAUSIBLE.contains(&ratio) {
-                first.bytes_per_token = ratio;
-            }
-            models.insert(model.into(), first);
+            let Estimate { bytes_per_token, output_tokens } = self.default;
+            let guess =
+                Told { bytes: bytes_per_token * GUESSED_TOKENS, tokens: GUESSED_TOKENS, output_tokens };
+            models.insert(model.into(), guess);
         }
-        let Some(estimate) = models.get_mut(model) else { return };
+        let Some(told) = models.get_mut(model) else { return };
         if PLAUSIBLE.contains(&ratio) {
-            estimate.bytes_per_token += WEIGHT * (ratio - estimate.bytes_per_token);
+            let keep = (-f64::from(prompt_tokens) / MEMORY_TOKENS).exp();
+            told.bytes = keep * told.bytes + bytes as f64;
+            told.tokens = keep * told.tokens + f64::from(prompt_tokens.max(1));
         }
         if let Some(tokens) = output_tokens.filter(|tokens| *tokens <= LONGEST_OUTPUT) {
-            estimate.output_tokens += WEIGHT * (f64::from(tokens) - estimate.output_tokens);
+            told.output_tokens += WEIGHT * (f64::from(tokens) - told.output_tokens);
         }
     }
 }
@@ -72,7 +90,10 @@ mod tests {
     fn a_model_is_learned_apart_and_follows_its_answers() {
         let feedback = Feedback::new(4.0);
         feedback.learn("a", 3_000, 1_000, Some(10));
-        assert_eq!(feedback.estimate("a").bytes_per_token, 3.0);
+        assert!(
+            (feedback.estimate("a").bytes_per_token - 3.0).abs() < 0.1,
+            "one answer is worth more than the guess"
+        );
         assert_eq!(feedback.estimate("b").bytes_per_token, 4.0);
         for _ in 0..1_000 {
             feedback.learn("a", 2_000, 1_000, Some(10));
@@ -80,6 +101,20 @@ mod tests {
         let estimate = feedback.estimate("a");
         assert!((estimate.bytes_per_token - 2.0).abs() < 0.01, "{estimate:?}");
         assert!((estimate.output_tokens - 10.0).abs() < 0.01, "{estimate:?}");
+    }
+
+    /// A greeting is mostly chat template: 20 tokens for 40 bytes.
+    #[test]
+    fn short_prompts_say_little_of_long_ones() {
+        let feedback = Feedback::new(4.0);
+        feedback.learn("a", 40, 20, None);
+        assert!(feedback.estimate("a").bytes_per_token > 3.0);
+        for _ in 0..200 {
+            (0..5).for_each(|_| feedback.learn("a", 40, 20, None));
+            feedback.learn("a", 4_000, 1_000, None);
+        }
+        let learned = feedback.estimate("a").bytes_per_token;
+        assert!((learned - 4_200.0 / 1_100.0).abs() < 0.02, "{learned}");
     }
 
     #[test]

@@ -131,7 +131,7 @@ const hitLines = () => {
   // What the shadow has played; nothing grows where it is switched off.
   const other = mode === "kv" ? "random" : "kv";
   const played = (policy) => over((a, b) => share(a, b, (s) => s.shadow[policy].cached, (s) => s.shadow[policy].prompt));
-  for (const [policy, name] of [[other, `would be in ${other}`], ["ideal", "best possible"]]) {
+  for (const [policy, name] of [[other, `would be in ${other}`], ["ideal", "in a cache without end"]]) {
     const points = played(policy);
     if (points.some(([, value]) => Number.isFinite(value))) lines.push({ name, points });
   }

@@ -18,7 +18,10 @@ use crate::experiment::workload::shared::{Groups, Hot, Service, WarmUp};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A named set of workloads, fleets and policies; each table of benches/README.md is one
-    #[arg(long, value_enum, conflicts_with = "workload")]
+    #[arg(long, value_enum, conflicts_with_all = [
+        "workload", "trace", "workers", "capacity_tokens", "load", "spread", "speeds", "timing", "planner_speeds", "planner_blocks", "shadow",
+        "routers", "restart", "join", "rows",
+    ])]
     pub suite: Vec<SuiteName>,
     /// service, hot, chats, groups:GLOBAL+GROUP (percent of the prompt that all, that a group shares), or a trace: conversation,
     /// synthetic, sessions, sessions-shared, miniswe, magagent, azure-code, azure-chat
@@ -277,6 +280,7 @@ mod tests {
             ("--workload hot --restart 1@5", "WORKER@TIME+DOWN"),
             ("--workload hot --restart 8@5+1", "no such worker"),
             ("--suite six --workload hot", "cannot be used"),
+            ("--suite six --workers 4", "cannot be used"),
             ("--workload hot --routers 0", "--routers"),
             ("--workload hot --routers 2 --sharing-delay=-1", "--sharing-delay"),
             ("--workload hot --routers 2 --shadow", "cannot be used"),
