@@ -49,6 +49,7 @@ fn every_refusal_names_the_file_the_line_and_the_key() {
         ("limits:\n  body: 0\n", "c.yaml:3: limits.body: ", "more than zero"),
         ("limits:\n  body: much\n", "c.yaml:3: limits.body: ", "not a size"),
         ("limits:\n  bodies: 0\n", "c.yaml:3: limits.bodies: ", "more than zero"),
+        ("drain:\n  announce: 10m\n", "c.yaml: drain.announce: ", "10m is more than drain.deadline, 5m"),
         ("limits:\n  bodies: 100MiB\n", "c.yaml: limits.bodies: ", "at least limits.body"),
         ("limits:\n  connections: -4\n", "c.yaml:3: limits.connections: ", "not a whole number"),
         ("cache:\n  bytes_per_token: 0\n", "c.yaml:3: cache.bytes_per_token: ", "above zero"),

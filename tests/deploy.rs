@@ -2,6 +2,7 @@
 //! ConfigMap is one that the program takes. `deploy/check` holds the chart against them, and `tests/kubernetes` puts them into a real API
 //! server.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -133,6 +134,31 @@ fn the_example_is_the_service_that_the_config_follows() {
     let service = documents("vllm.yaml").into_iter().find(|d| d["kind"] == "Service").expect("a Service");
     let followed = &config.workers.kubernetes[0].of;
     assert_eq!(*followed, Slices::Service(service["metadata"]["name"].as_str().expect("a name").to_owned()));
+}
+
+/// The keys of a mapping.
+fn keys(of: &Value) -> BTreeSet<&str> {
+    of.as_object().expect("a mapping").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_chart_knows_the_keys_of_the_config() {
+    let schema = fs::read_to_string(deploy().join("helm/warmroute/values.schema.json")).expect("the schema");
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/warmroute.yaml");
+    let all: Value = serde_yaml::from_str(&fs::read_to_string(all).expect("all keys")).expect("YAML");
+    let known = &schema["properties"]["config"]["properties"];
+    assert_eq!(keys(known), keys(&all));
+    for section in ["workers", "split"] {
+        assert_eq!(keys(&known[section]["properties"]), keys(&all[section]), "{section}");
+    }
+    // Each key of an entry, as the program writes them.
+    let text = "workers: {kubernetes: [{service: a}, {selector: a}]}";
+    let config = Config::parse(text, Path::new("c.yaml")).expect("entries");
+    let written = serde_json::to_value(&config.workers.kubernetes).expect("JSON");
+    let entry = &schema["definitions"]["kubernetes"]["items"]["properties"];
+    let both = keys(&written[0]).union(&keys(&written[1])).copied().collect();
+    assert_eq!(keys(entry), both);
 }
 
 #[test]

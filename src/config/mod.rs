@@ -283,6 +283,14 @@ impl Config {
                     .to_owned(),
             );
         }
+        let Drain { announce, deadline } = raw.drain;
+        if announce > deadline {
+            return Err(format!(
+                "drain.announce: {} is more than drain.deadline, {}, which counts from the same signal",
+                humantime::format_duration(announce),
+                humantime::format_duration(deadline)
+            ));
+        }
         Ok(Config {
             listen: raw.listen,
             admin: raw.admin,
