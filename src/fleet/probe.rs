@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
 use http_body_util::Full;
 use tokio::time::{MissedTickBehavior, timeout};
 
@@ -15,6 +15,16 @@ use super::health::Event;
 use super::news::News;
 use super::worker::Worker;
 use crate::config::Secret;
+
+/// Says in an answer that a router gave it, in the place of a worker's.
+pub const ROUTER: HeaderName = HeaderName::from_static("x-warmroute-router");
+/// By which a router knows another one's probe, or its own.
+const AGENT: &str = "warmroute-probe";
+
+/// Whether a request is the probe of a router, which takes whoever gets it for a worker.
+pub fn is_of_a_router(headers: &HeaderMap) -> bool {
+    headers.get(header::USER_AGENT).is_some_and(|agent| agent == AGENT)
+}
 
 /// The time to the next probe after a refused connection, until the worker counts as unreachable.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -44,6 +54,10 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Weak<Worker>, key: Option<Secret>,
         let request = probe_request(&worker, &settings.path, key.as_ref());
         let asked = timeout(settings.timeout, worker.pool.send_anew(request, connect)).await;
         let (event, fault) = match asked {
+            Ok(Ok(response)) if response.headers().contains_key(ROUTER) => (
+                Some(Event::ProbeFailed),
+                Some("is answered by this router or another one, which is no worker: give the workers a Service that selects none of the router's pods".to_owned()),
+            ),
             Ok(Ok(response)) if response.status().is_success() => (Some(Event::ProbePassed), None),
             Ok(Ok(response)) => (Some(Event::ProbeFailed), Some(format!("answered {}", response.status()))),
             // That says nothing of the worker.
@@ -75,7 +89,7 @@ fn probe_request(worker: &Worker, path: &str, key: Option<&Secret>) -> Outgoing 
     *request.uri_mut() = path.parse().expect("the config takes paths only");
     request.headers_mut().insert(header::HOST, worker.authority.clone());
     request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("warmroute-probe"));
+    request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
     if let Some(key) = key.and_then(Secret::bearer) {
         request.headers_mut().insert(header::AUTHORIZATION, key);
     }

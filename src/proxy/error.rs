@@ -14,6 +14,7 @@ use super::patience::GivenUp;
 use super::relay::ResponseBody;
 use crate::core::prompt::Endpoint;
 use crate::fleet::connection::ExchangeError;
+use crate::fleet::probe;
 use crate::metrics::Outcome;
 
 /// Why a stream ends before its end.
@@ -81,6 +82,8 @@ pub enum ProxyError {
     BodyStalled(Duration),
     #[error("the request body broke off: {0}")]
     BodyBroken(#[source] hyper::Error),
+    #[error("a router's probe: whoever probes takes this router for a worker")]
+    Router,
     #[error("this path controls the engine and is not served here")]
     ControlPath,
     #[error("the request target is not a path")]
@@ -153,6 +156,9 @@ impl ProxyError {
             }
             ProxyError::ControlPath => {
                 (Client, 403, Refused, "path_not_allowed", "This path is not served here.")
+            }
+            ProxyError::Router => {
+                (Client, 508, Refused, "loop_detected", "This is a router, and no inference server.")
             }
             ProxyError::Target => {
                 (Client, 400, Refused, "invalid_target", "The request target is not a path.")
@@ -244,6 +250,9 @@ impl ProxyError {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if matches!(self, ProxyError::Router) {
+            headers.insert(probe::ROUTER, HeaderValue::from_static("warmroute"));
         }
         response
     }

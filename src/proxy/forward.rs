@@ -25,6 +25,7 @@ use super::{Client, Proxy};
 use crate::core::prompt::Endpoint;
 use crate::fleet::connection::Answer;
 use crate::fleet::health::Event;
+use crate::fleet::probe;
 
 /// Larger bodies are read apart from the runtime's threads, which have other requests to move meanwhile. To read so much takes
 /// from 0.06 ms (text) to 0.6 ms (token ids); to hand it to another thread, some hundredths.
@@ -48,6 +49,8 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let endpoint = match route {
         Route::Blocked => return Err(ProxyError::ControlPath),
         Route::Routed(endpoint) => Some(endpoint),
+        // Passed on, it would come back: from a worker that is this router, in a circle.
+        Route::Plain if probe::is_of_a_router(request.headers()) => return Err(ProxyError::Router),
         Route::Plain => None,
     };
     let config = proxy.config.load_full();

@@ -133,6 +133,13 @@ impl Cluster {
         }
     }
 
+    /// Another token in the file that the router was given.
+    pub fn set_token(&self, token: &str) {
+        if let Server::Fake { files, .. } = &self.server {
+            fs::write(files.path().join("token"), token).expect("room on the disk");
+        }
+    }
+
     /// Where a file of the test may lie.
     pub fn file(&self, name: &str) -> PathBuf {
         match &self.server {

@@ -38,8 +38,22 @@ struct Store {
     muted: bool,
     denied: bool,
     watch_denied: bool,
+    /// What lists or watches are answered, in the place of what they ask for.
+    instead: Option<(Asked, Instead)>,
+    /// Tokens that are taken; `TOKEN` if empty.
+    tokens: Vec<String>,
     lists: usize,
+    asked: usize,
 }
+
+#[derive(Copy, Clone, PartialEq)]
+pub enum Asked {
+    List,
+    Watch,
+}
+
+/// An answer: its status, the seconds of its `Retry-After` if any, and its body.
+pub type Instead = (u16, Option<u64>, &'static str);
 
 #[derive(Clone)]
 pub struct Fake {
@@ -124,6 +138,23 @@ impl Fake {
         self.store.lock().watch_denied = denied;
     }
 
+    pub fn answer_instead(&self, asked: Asked, instead: Instead) {
+        self.store.lock().instead = Some((asked, instead));
+    }
+
+    pub fn answer_as_asked(&self) {
+        self.store.lock().instead = None;
+    }
+
+    pub fn take_only(&self, token: &str) {
+        self.store.lock().tokens = vec![token.to_owned()];
+    }
+
+    /// How many requests there were, with whatever answer.
+    pub fn asked(&self) -> usize {
+        self.store.lock().asked
+    }
+
     pub fn lists(&self) -> usize {
         self.store.lock().lists
     }
@@ -137,7 +168,12 @@ impl Fake {
             .filter_map(|pair| pair.split_once('='))
             .map(|(key, value)| (key.to_owned(), value.replace("%2F", "/").replace("%3D", "=")))
             .collect();
-        let bearer = format!("Bearer {TOKEN}");
+        let (token, instead) = {
+            let mut store = self.store.lock();
+            store.asked += 1;
+            (store.tokens.first().cloned().unwrap_or_else(|| TOKEN.to_owned()), store.instead)
+        };
+        let bearer = format!("Bearer {token}");
         let known = request.headers().get(header::AUTHORIZATION).is_some_and(|value| *value == *bearer);
         if !known {
             return refuse(StatusCode::UNAUTHORIZED, "Unauthorized");
@@ -145,6 +181,14 @@ impl Fake {
         let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace);
         if request.uri().path() != path {
             return refuse(StatusCode::NOT_FOUND, "not found");
+        }
+        let asked = if query.contains_key("watch") { Asked::Watch } else { Asked::List };
+        if let Some((_, (status, retry_after, body))) = instead.filter(|(kind, _)| *kind == asked) {
+            let mut response = Response::new(Full::from(body).boxed());
+            *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+            let headers = response.headers_mut();
+            retry_after.map(|seconds| headers.insert(header::RETRY_AFTER, seconds.into()));
+            return response;
         }
         if self.store.lock().denied {
             return refuse(StatusCode::FORBIDDEN, "cannot list resource endpointslices");

@@ -86,6 +86,22 @@ async fn a_watch_that_is_refused_after_each_list_is_said_once_and_so_is_its_end(
 }
 
 #[tokio::test]
+async fn a_source_that_has_told_nothing_yet_is_not_said_to_go_on() {
+    let cluster = Cluster::start("never").await;
+    let Some(fake) = cluster.fake() else {
+        println!("skipped: the fake takes rights away on demand");
+        return;
+    };
+    fake.deny(true);
+    let program = Program::start(&cluster).await;
+    until("the fault to be told", async || {
+        !program.logged("has not told of any worker yet: the API server answers 403").is_empty()
+    })
+    .await;
+    assert!(program.logged("goes on with the last known").is_empty());
+}
+
+#[tokio::test]
 async fn a_thousand_workers_that_come_at_once_are_a_few_lines() {
     const WORKERS: usize = 1000;
     let (cluster, base) = (Cluster::start("crowd").await, Cluster::network());

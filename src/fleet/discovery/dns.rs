@@ -34,7 +34,7 @@ pub(super) async fn follow(mut ear: Ear, source: Dns) {
             Ok(resolver) => break resolver,
             Err(error) => ear.failed(&Failure::new(Trouble::Unreachable, error)),
         }
-        ear.pause().await;
+        ear.pause(Duration::ZERO).await;
     };
     loop {
         match look_up(&resolver, &source.of).await {
@@ -46,7 +46,7 @@ pub(super) async fn follow(mut ear: Ear, source: Dns) {
             }
             Err(failure) => {
                 ear.failed(&failure);
-                ear.pause().await;
+                ear.pause(Duration::ZERO).await;
             }
         }
     }

@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::{FutureExt, Stream, StreamExt};
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointPort, EndpointSlice};
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use tokio::time::{Instant, timeout, timeout_at};
+use tower::util::MapResponseLayer;
 
 use super::endpoints::{Endpoint, Fault, Found, Pod, Port, Slice, Slices};
 use super::{Ear, Failure};
@@ -27,6 +29,8 @@ const LIST: Duration = Duration::from_secs(15);
 const GRACE: Duration = Duration::from_secs(2);
 /// A watch that ends sooner did not work.
 const LIVED: Duration = Duration::from_secs(1);
+/// For longer than this it is not left alone, whatever it says: somebody has to notice that it is back.
+const LONGEST_WISH: Duration = Duration::from_secs(60);
 /// What is told of the API server's own words.
 const WORDS: usize = 200;
 /// Longest that a watch may be asked to last: the API server's own limit is five minutes.
@@ -92,42 +96,69 @@ fn namespace(source: &Kubernetes) -> Result<String, String> {
     }
 }
 
+/// The slices that can be asked for.
+struct Door {
+    slices: Api<EndpointSlice>,
+    /// For how many seconds the API server wants to be left alone, as its last answer said.
+    retry_after: Arc<AtomicU64>,
+}
+
 pub(super) async fn follow(mut ear: Ear, source: Kubernetes, api: KubernetesApi) {
-    let slices = loop {
-        match open(&source, &api) {
-            Ok(slices) => break slices,
-            Err(why) => ear.failed(&Failure::new(Trouble::Unreachable, why)),
-        }
-        ear.pause().await;
-    };
+    let mut opened: Option<Door> = None;
     loop {
-        match list_and_watch(&mut ear, &source, &slices, api.resync).await {
-            Ok(()) => {}
-            // Listing anew is the cure.
-            Err(failure) if failure.trouble == Trouble::Expired && ear.pause == super::FIRST_PAUSE => {
-                ear.metrics.failed(failure.trouble);
-                ear.pause().await;
+        let door = match opened.take().map_or_else(|| open(&source, &api), Ok) {
+            Ok(door) => door,
+            Err(why) => {
+                ear.failed(&Failure::new(Trouble::Unreachable, why));
+                ear.pause(Duration::ZERO).await;
+                continue;
             }
+        };
+        match list_and_watch(&mut ear, &source, &door, api.resync).await {
+            Ok(()) => opened = Some(door),
             Err(failure) => {
-                ear.failed(&failure);
-                ear.pause().await;
+                // Listing anew is the cure.
+                if failure.trouble == Trouble::Expired && ear.pause == super::FIRST_PAUSE {
+                    ear.metrics.failed(failure.trouble);
+                } else {
+                    ear.failed(&failure);
+                }
+                let wanted = match failure.status {
+                    Some(429 | 503) => Duration::from_secs(door.retry_after.load(Ordering::Relaxed)),
+                    _ => Duration::ZERO,
+                };
+                ear.pause(wanted.min(LONGEST_WISH)).await;
+                // The token in the file may be another one by now, which a new client reads at once.
+                opened = (failure.status != Some(401)).then_some(door);
             }
         }
     }
 }
 
-fn open(source: &Kubernetes, api: &KubernetesApi) -> Result<Api<EndpointSlice>, String> {
+fn open(source: &Kubernetes, api: &KubernetesApi) -> Result<Door, String> {
     let (config, namespace) = (reach(api)?, namespace(source)?);
-    let client = kube::Client::try_from(config)
-        .map_err(|error| format!("no client of the API server: {}", root(&error)))?;
-    Ok(Api::namespaced(client, &namespace))
+    let retry_after = Arc::new(AtomicU64::new(0));
+    let heard = retry_after.clone();
+    let listen = MapResponseLayer::new(move |response: http::Response<_>| {
+        let wish = response
+            .headers()
+            .get(http::header::RETRY_AFTER)
+            .and_then(|wish| wish.to_str().ok()?.parse().ok());
+        heard.store(wish.unwrap_or(0), Ordering::Relaxed);
+        response
+    });
+    let client = kube::client::ClientBuilder::try_from(config)
+        .map_err(|error| format!("no client of the API server: {}", root(&error)))?
+        .with_layer(&listen)
+        .build();
+    Ok(Door { slices: Api::namespaced(client, &namespace), retry_after })
 }
 
 /// One round: a list, and a watch from there until it is time for the next.
 async fn list_and_watch(
     ear: &mut Ear,
     source: &Kubernetes,
-    api: &Api<EndpointSlice>,
+    door: &Door,
     resync: Duration,
 ) -> Result<(), Failure> {
     let late = |_| Failure::new(Trouble::Unreachable, "the API server did not answer in time");
@@ -137,7 +168,8 @@ async fn list_and_watch(
     let due = Instant::now() + resync;
 
     let params = ListParams::default().labels(&selector);
-    let list = timeout(LIST, api.list(&params)).await.map_err(late)?.map_err(|error| failure(&error))?;
+    let list =
+        timeout(LIST, door.slices.list(&params)).await.map_err(late)?.map_err(|error| failure(&error))?;
     let version = list.metadata.resource_version.unwrap_or_default();
     let mut slices = Slices::of(list.items.iter().filter_map(read));
     tell(ear, source, &slices);
@@ -145,7 +177,7 @@ async fn list_and_watch(
     // Rounded up: one that ends before it is due is one that broke.
     let seconds = (resync.as_secs_f64().ceil() as u64).clamp(1, LONGEST_WATCH) as u32;
     let params = WatchParams::default().labels(&selector).timeout(seconds);
-    let watching = api.watch(&params, &version);
+    let watching = door.slices.watch(&params, &version);
     let events = timeout(LIST, watching).await.map_err(late)?.map_err(|error| failure(&error))?;
     watch(ear, source, &mut slices, events, due).await?;
     ear.calm();
@@ -232,13 +264,15 @@ fn member(found: Found, source: &Kubernetes) -> Member {
 }
 
 fn failure(error: &kube::Error) -> Failure {
-    let trouble = match error {
+    let (trouble, what) = match error {
         kube::Error::Api(status) => return refused(status),
-        kube::Error::SerdeError(_) | kube::Error::LinesCodecMaxLineLengthExceeded => Trouble::Malformed,
-        kube::Error::ReadEvents(_) => Trouble::Broken,
-        _ => Trouble::Unreachable,
+        kube::Error::SerdeError(_) | kube::Error::LinesCodecMaxLineLengthExceeded => {
+            (Trouble::Malformed, "the API server's answer cannot be read")
+        }
+        kube::Error::ReadEvents(_) => (Trouble::Broken, "the API server cannot be heard"),
+        _ => (Trouble::Unreachable, "the API server cannot be heard"),
     };
-    Failure::new(trouble, format!("the API server cannot be heard: {}", root(error)))
+    Failure::new(trouble, format!("{what}: {}", root(error)))
 }
 
 /// The outer errors say only that something failed.
@@ -251,9 +285,15 @@ fn root(error: &kube::Error) -> String {
 }
 
 fn refused(status: &kube::core::Status) -> Failure {
-    let trouble = if status.code == 410 { Trouble::Expired } else { Trouble::Refused };
+    let trouble = match status.code {
+        // Anything in JSON passes for such an object, and this one is none.
+        0 => return Failure::new(Trouble::Malformed, "the API server's answer is no event of a watch"),
+        410 => Trouble::Expired,
+        _ => Trouble::Refused,
+    };
     let words: String = status.message.chars().take(WORDS).collect();
-    Failure::new(trouble, format!("the API server answers {}: {words}", status.code))
+    let failure = Failure::new(trouble, format!("the API server answers {}: {words}", status.code));
+    Failure { status: Some(status.code), ..failure }
 }
 
 /// What matters of a slice, with its name. `None` for one of names, which nobody uses, or without its Service.

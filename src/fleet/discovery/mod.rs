@@ -70,12 +70,16 @@ async fn follow(ear: Ear) {
 #[derive(Debug)]
 struct Failure {
     trouble: Trouble,
+    /// On one line, whatever others' words in it had.
     why: String,
+    /// What was answered, in numbers, where an answer came.
+    status: Option<u16>,
 }
 
 impl Failure {
     fn new(trouble: Trouble, why: impl ToString) -> Failure {
-        Failure { trouble, why: why.to_string() }
+        let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        Failure { trouble, why, status: None }
     }
 }
 
@@ -89,7 +93,8 @@ struct Ear {
     faulty: bool,
     /// It could not be asked, and has not been well since.
     failing: bool,
-    workers: usize,
+    /// How many it has told of; `None` where it has told nothing yet.
+    workers: Option<usize>,
     pause: Duration,
 }
 
@@ -102,14 +107,14 @@ impl Ear {
             voice: voice::Voice::default(),
             faulty: false,
             failing: false,
-            workers: 0,
+            workers: None,
             pause: FIRST_PAUSE,
         }
     }
 
     /// The source lists these, and `fault` is what is wrong with others.
     fn heard(&mut self, members: Vec<Member>, fault: Option<Failure>) {
-        self.workers = members.len();
+        self.workers = Some(members.len());
         self.metrics.updates.inc();
         self.metrics.workers.set(i64::try_from(members.len()).unwrap_or(i64::MAX));
         self.fleet.found(&self.source, members, fault.as_ref().map(|fault| &*fault.why));
@@ -123,7 +128,13 @@ impl Ear {
     fn failed(&mut self, failure: &Failure) {
         self.failing = true;
         self.fleet.told_nothing(&self.source, &failure.why);
-        self.tell(failure, "goes on with the last known workers");
+        self.tell(
+            failure,
+            match self.workers {
+                Some(_) => "goes on with the last known workers",
+                None => "has not told of any worker yet",
+            },
+        );
     }
 
     /// A fault, and what becomes of the workers with it.
@@ -131,7 +142,8 @@ impl Ear {
         self.metrics.failed(failure.trouble);
         self.metrics.synced.set(0);
         let Some(so) = self.voice.failed(failure.trouble, Instant::now()) else { return };
-        let (source, reason, workers) = (&self.source, failure.trouble.as_str(), self.workers);
+        let (source, reason, workers) =
+            (&self.source, failure.trouble.as_str(), self.workers.unwrap_or_default());
         if so.often == 1 {
             tracing::warn!(%source, reason, workers, "{then}: {}", failure.why);
         } else {
@@ -154,14 +166,15 @@ impl Ear {
         self.metrics.synced.set(1);
         if let Some(so) = self.voice.well(Instant::now()) {
             let (failures, seconds) = (so.often, so.far.as_secs());
-            tracing::info!(source = %self.source, workers = self.workers, failures, seconds, "the source is heard again");
+            let workers = self.workers.unwrap_or_default();
+            tracing::info!(source = %self.source, workers, failures, seconds, "the source is heard again");
         }
     }
 
-    /// Waits for longer each time, and not as long as others that failed with it.
-    async fn pause(&mut self) {
+    /// Waits for longer each time, and not as long as others that failed with it; for as long as the source wants, in any case.
+    async fn pause(&mut self, least: Duration) {
         let spread = self.pause.mul_f64(rand::random_range(0.5..1.0));
-        tokio::time::sleep(spread).await;
+        tokio::time::sleep(least + spread).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 }
