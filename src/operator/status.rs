@@ -11,6 +11,15 @@ struct Fleet {
     mode: String,
     split: Option<Split>,
     workers: Vec<Worker>,
+    #[serde(default)]
+    sources: Vec<Source>,
+}
+
+/// Where workers are found.
+#[derive(Deserialize)]
+struct Source {
+    source: String,
+    fault: Option<String>,
 }
 
 /// What goes by another mode.
@@ -60,7 +69,7 @@ struct Believed {
 /// # Errors
 /// If it is no answer of `/fleet`.
 pub(super) fn table(fleet: &Value) -> Result<String> {
-    let Fleet { mode, split, workers } =
+    let Fleet { mode, split, workers, sources } =
         Fleet::deserialize(fleet).context("what came from /fleet is not of this version of warmroute")?;
     let usable = workers.iter().filter(|worker| worker.usable).count();
     let in_flight: u64 = workers.iter().map(|worker| worker.in_flight).sum();
@@ -101,9 +110,13 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
     }
     let (confirmed, predicted) = (share(all.confirmed, all.prompt), share(all.predicted, all.prompt));
     let split = split.as_ref().map(Split::in_words).unwrap_or_default();
+    let faults = sources
+        .iter()
+        .filter_map(|Source { source, fault }| Some(format!("\n{source}: {}\n", fault.as_ref()?)));
+    let faults: String = faults.collect();
     Ok(format!(
         "mode {mode}{split}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
-         ({predicted} predicted)\n\n{}\n",
+         ({predicted} predicted)\n\n{}\n{faults}",
         workers.len(),
         table.trim_fmt(),
     ))
@@ -183,6 +196,18 @@ mod tests {
             rows.contains(&vec!["10.0.0.2:8000", "draining", "–", "0", "–", "–", "–", "–", "0"]),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_wrong_with_sources_is_told() {
+        let fault = "the API server answers 403: no";
+        let fleet = json!({"mode": "kv", "workers": [], "sources": [
+            {"source": "kubernetes:a", "workers": 2, "fault": null},
+            {"source": "kubernetes:b", "workers": null, "fault": fault},
+        ]});
+        let text = table(&fleet).unwrap();
+        assert!(text.ends_with(&format!("\nkubernetes:b: {fault}\n")), "{text}");
+        assert!(!text.contains("kubernetes:a"), "{text}");
     }
 
     #[test]
