@@ -153,7 +153,7 @@ fn the_chart_knows_the_keys_of_the_config() {
         assert_eq!(keys(&known[section]["properties"]), keys(&all[section]), "{section}");
     }
     // Each key of an entry, as the program writes them.
-    let text = "workers: {kubernetes: [{service: a}, {selector: a}]}";
+    let text = "workers: {kubernetes: [{service: a}, {selector: b}]}";
     let config = Config::parse(text, Path::new("c.yaml")).expect("entries");
     let written = serde_json::to_value(&config.workers.kubernetes).expect("JSON");
     let entry = &schema["definitions"]["kubernetes"]["items"]["properties"];

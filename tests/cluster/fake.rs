@@ -142,10 +142,6 @@ impl Fake {
         self.store.lock().instead = Some((asked, instead));
     }
 
-    pub fn answer_as_asked(&self) {
-        self.store.lock().instead = None;
-    }
-
     pub fn take_only(&self, token: &str) {
         self.store.lock().tokens = vec![token.to_owned()];
     }
