@@ -10,7 +10,7 @@ use redis::RedisError;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use super::heard::{Heard, Taken};
+use super::heard::{Heard, LEASE, Taken};
 use super::news::{self, Name, Unreadable};
 use super::reach::{Side, pause};
 use super::store::{Place, Store};
@@ -33,6 +33,8 @@ pub struct Listener<'a> {
     last: Place,
     /// How far the store's clock is before ours, in milliseconds; no less than it seems by any batch.
     ahead: f64,
+    /// All that was there has been read: what comes now was said just now.
+    caught_up: bool,
 }
 
 impl<'a> Listener<'a> {
@@ -44,7 +46,8 @@ impl<'a> Listener<'a> {
         clock: Clock,
     ) -> Listener<'a> {
         let (heard, workers) = (Heard::default(), Workers::default());
-        Listener { peers, store, fleet, planner, clock, heard, workers, last: Place::default(), ahead: 0.0 }
+        let last = Place::default();
+        Listener { peers, store, fleet, planner, clock, heard, workers, last, ahead: 0.0, caught_up: false }
     }
 
     /// Listens for as long as it is polled.
@@ -79,22 +82,22 @@ impl<'a> Listener<'a> {
             self.last = Place::default();
         }
         self.ahead = newest.ms as f64 - self.clock.now().0 * 1e3;
-        let mut caught_up = self.last >= newest;
+        self.caught_up = self.last >= newest;
         loop {
-            if caught_up {
+            if self.caught_up {
                 self.peers.reach.works(Side::Reading);
                 self.peers.ready.store(true, Ordering::Release);
                 self.expire();
             }
             let batches = self.store.read(&mut link, self.last).await?;
             // Of what was there at first, some may have been trimmed away since.
-            caught_up |= batches.is_empty();
+            self.caught_up |= batches.is_empty();
             for (place, bytes) in batches {
                 self.take(place, &bytes);
                 // There may be thousands of them, and requests on this thread.
                 yield_now().await;
             }
-            caught_up |= self.last >= newest;
+            self.caught_up |= self.last >= newest;
         }
     }
 
@@ -110,7 +113,11 @@ impl<'a> Listener<'a> {
             Err(Unreadable::Version) => return sharing.dropped.inc(NewsLost::Version),
             Err(Unreadable::Malformed) => return sharing.dropped.inc(NewsLost::Malformed),
         };
-        let late = (now.0 * 1e3 + self.ahead - place.ms as f64) / 1e3;
+        let mut late = (now.0 * 1e3 + self.ahead - place.ms as f64) / 1e3;
+        if self.caught_up && late > LEASE {
+            // The store's clock was put back.
+            (self.ahead, late) = (place.ms as f64 - now.0 * 1e3, 0.0);
+        }
         self.workers.follow(&self.fleet);
         let workers = &self.workers;
         let Taken { news, unknown, gap, age, emptied } =
