@@ -1,5 +1,5 @@
 //! The harness of the tests: the real proxy in this process ([`TestRouter`]), workers that do as they are told
-//! ([`FakeEngine`]) or as vLLM does ([`simulated`]), and a client that sees every byte ([`Wire`]). Nothing here sleeps to wait for a state: whatever is
+//! ([`FakeEngine`]) or as vLLM does ([`simulated()`]), and a client that sees every byte ([`Wire`]). Nothing here sleeps to wait for a state: whatever is
 //! waited for is a gate, a count or a condition, under an outer bound after which the test fails.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a harness fails the test on the spot")]
