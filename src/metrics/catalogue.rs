@@ -36,8 +36,8 @@ const WORKER: LabelSpec = LabelSpec {
 const MODEL: LabelSpec = LabelSpec {
     name: "model",
     values: Values::Open(
-        "as requests name it, once a worker has answered for it; `default` where they name none; `other` for names after \
-         the first 32, or longer than 96 bytes",
+        "as requests name it, once a worker has answered for it; `default` where they name none; `other` for what \
+         comes after the first 32, or is longer than 96 bytes",
     ),
 };
 const SOURCE: LabelSpec = LabelSpec {
@@ -240,7 +240,7 @@ pub fn documentation() -> String {
 
 Names and labels are stable: a change of one is a breaking change and stands in the changelog. Series with a `worker` label vanish
 with their worker. Clients can add series only by model names that a worker has answered for, and of those there is a limit. The
-histograms by model appear with the first request that they have something of.
+histograms by model appear with the first request of their model, with a count of 0 where it had nothing for them.
 ";
     format!("{INTRODUCTION}{}", as_markdown(SECTIONS))
 }
