@@ -146,8 +146,10 @@ impl Load {
         self.prefills.push_back(Prefill { ticket, tokens, streams, since: now, prompt: tokens });
         self.settle(self.now.queued + tokens);
         self.now.open += 1;
-        self.now.recent = self.now.recent(now) + seconds / RECENT_SECONDS;
-        self.now.recent_at = now;
+        // What another router tells comes late, and what has faded by then stays so.
+        let at = if self.now.recent_at > now { self.now.recent_at } else { now };
+        self.now.recent = self.now.recent(at) + fade(at - now) * seconds / RECENT_SECONDS;
+        self.now.recent_at = at;
         ticket
     }
 
@@ -306,6 +308,20 @@ mod tests {
         let b = load.book(10.0, 1.0, true, Time(0.0));
         assert_eq!(load.first_token(b, Time(0.1)).map(|served| served.in_order), Some(false));
         assert_eq!(load.first_token(b, Time(0.2)), None, "only once");
+    }
+
+    #[test]
+    fn what_is_told_late_fades_nothing_twice() {
+        let recent = |late: f64| {
+            let mut load = Load::default();
+            for at in 0..1_000 {
+                load.book(1.0, 1.0, true, Time(f64::from(at)));
+                load.book(1.0, 1.0, true, Time(f64::from(at) - late));
+            }
+            load.snapshot().recent(Time(1_000.0))
+        };
+        let (at_once, late) = (recent(0.0), recent(2.0));
+        assert!((late / at_once - 1.0).abs() < 0.02, "{late} for {at_once}");
     }
 
     #[test]
