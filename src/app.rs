@@ -191,7 +191,8 @@ impl Bound {
 async fn share(store: Arc<Store>, proxy: Arc<Proxy>) {
     let Some(delay) = proxy.config.load().sharing.as_ref().map(|sharing| sharing.delay) else { return };
     let Some(peers) = proxy.peers.clone() else { return };
-    peers.run(store, delay, proxy.fleet.clone(), proxy.planner.clone(), proxy.clock).await;
+    let (fleet, planner, clock) = (proxy.fleet.clone(), proxy.planner.clone(), proxy.clock);
+    peers.run(store, delay, fleet, planner, proxy, clock).await;
 }
 
 async fn tick(proxy: Arc<Proxy>) {

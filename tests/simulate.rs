@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use warmroute::core::shadow::Sampling;
 use warmroute::experiment::simulate::fleet::{Change, FleetSpec};
 use warmroute::experiment::simulate::job::{self, Contestant, Job, Library, Recipe, Row};
 use warmroute::experiment::simulate::policy::{PlannerSetup, PolicyName};
@@ -225,7 +226,26 @@ fn baselines_behave() {
     }
 }
 
-/// Nothing is shared: what is known of caches is worth nothing and must cost nothing.
+/// Each of four routers sees a quarter of a session's requests. Its shadow says what the other policy finds only if it hears of the others.
+#[test]
+fn the_shadow_of_one_of_several_routers_says_what_all_would_find() {
+    let run = |policy, count, delay| {
+        let routers = Routers { count, delay };
+        let setup = PlannerSetup { routers, shadow: Some(Sampling::OneIn(1)), ..PlannerSetup::default() };
+        let contestant = Contestant { policy, setup, label: "" };
+        let recipe = replay(TraceName::Sessions);
+        let fleet = FleetSpec::of(16, TRACE_CAPACITY);
+        let figures =
+            rows(&[Job { recipe, fleet, seed: 1, contestants: vec![contestant] }], 1)[0].figures.clone();
+        (figures.token_hit_share, figures.shadow_hit_share.unwrap(), figures.ideal_hit_share.unwrap())
+    };
+    let (kv, _, ideal) = run(PolicyName::Kv, 1, None);
+    let (_, told, ideal_told) = run(PolicyName::Random, 4, Some(0.01));
+    assert!((told - kv).abs() < 0.02 && (ideal_told - ideal).abs() < 0.02, "{told} {ideal_told}");
+    let (_, alone, ideal_alone) = run(PolicyName::Random, 4, None);
+    assert!(alone < kv - 0.1 && ideal_alone < ideal - 0.05, "{alone} {ideal_alone}");
+}
+
 /// Four routers that tell each other what they do are as good as one; those that tell each other nothing send prompts to the same homes,
 /// where each alone would know of a quarter of what is cached.
 #[test]
@@ -251,6 +271,7 @@ fn several_routers_agree_by_word_and_without() {
     assert_eq!(with(4, Some(1e9)).to_bits(), alone.to_bits(), "what is told too late is not told");
 }
 
+/// Nothing is shared: what is known of caches is worth nothing and must cost nothing.
 #[test]
 fn without_reuse_the_planner_is_as_good_as_least_load() {
     for name in [TraceName::AzureCode, TraceName::AzureChat] {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 use warmroute::config::{Config, Draw, Mode, Split, SplitBy};
 use warmroute::engine::http::Running;
-use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, simulated, until};
+use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, chat, simulated, until};
 
 /// A thousand times as fast as life.
 async fn workers(count: usize) -> Running {
@@ -20,23 +20,12 @@ fn before(mode: Mode, fleet: &Running) -> Config {
     config
 }
 
-/// Some two thousand tokens of prefix, and a few hundred of its own.
-fn prompt(prefix: usize, serial: usize) -> String {
-    let text = |seed: usize, words: usize| -> String {
-        (0..words).map(|at| format!("w{}x{at} ", seed * 31)).collect()
-    };
-    let (system, user) = (text(prefix + 1, 480), text(1_000_000 + serial, 40));
-    format!(
-        r#"{{"model":"warmroute-sim","messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{user}"}}],"max_tokens":4}}"#
-    )
-}
-
 /// Requests for `prefixes` prefixes, in an order without order.
 async fn play(router: &TestRouter, prefixes: usize, requests: usize) {
     let mut client = router.client().await;
     for serial in 0..requests {
         let prefix = (serial * 7919 + serial / 5 * 104_729) % prefixes;
-        let answer = client.post("/v1/chat/completions", prompt(prefix, serial)).await;
+        let answer = client.post("/v1/chat/completions", chat(prefix, serial)).await;
         assert_eq!(answer.status(), 200, "{}", answer.text());
     }
 }
@@ -56,6 +45,20 @@ async fn confirmed(router: &TestRouter, mode: &str) -> f64 {
         router.metric(&series).await
     };
     value("cached").await / value("prompt").await
+}
+
+/// What `kv` would find does not hang on where `random` has drawn the client's connection to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shadow_is_not_bound_to_the_worker_of_a_connection() {
+    let fleet = workers(3).await;
+    let mut config = before(Mode::Random, &fleet);
+    config.random.draw = Draw::Connection;
+    let router = TestRouter::start(config).await;
+    router.metric_is("warmroute_shadow_one_in", 1.0).await;
+    // Of ten prefixes one worker holds four, and three hold all.
+    play(&router, 10, 200).await;
+    let (bound, free) = (confirmed(&router, "random").await, share(&router, "random", "kv").await);
+    assert!(free > bound + 0.2, "{free} in kv, {bound} on one worker");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -89,7 +92,7 @@ async fn without_a_shadow_nothing_is_played() {
     let mut config = TestRouter::config(Mode::Kv, &[&engine]);
     config.shadow.one_in = None;
     let router = TestRouter::start(config).await;
-    router.client().await.post("/v1/chat/completions", prompt(1, 1)).await;
+    router.client().await.post("/v1/chat/completions", chat(1, 1)).await;
     let prompt =
         |policy: &str| format!(r#"warmroute_shadow_prompt_tokens_total{{mode="kv",policy="{policy}"}}"#);
     assert_eq!(router.metric(&prompt("random")).await, 0.0);
@@ -113,9 +116,9 @@ async fn arms(by: SplitBy) -> Vec<HashSet<(String, String)>> {
     let mut arms = vec![HashSet::new(); 24];
     for serial in 0..96 {
         let prefix = serial % arms.len();
-        let answer = client.post("/v1/chat/completions", prompt(prefix, serial)).await;
+        let answer = client.post("/v1/chat/completions", chat(prefix, serial)).await;
         let said = decision(answer.head.get("x-warmroute-decision").expect("the header is on"));
-        let (_, told) = post(router.admin, "/explain", &prompt(prefix, serial)).await;
+        let (_, told) = post(router.admin, "/explain", &chat(prefix, serial)).await;
         let told: Value = serde_json::from_str(&told).expect("JSON");
         assert_eq!(told["mode"].as_str(), Some(&*said["mode"]), "it is explained by its arm");
         let workers = if by == SplitBy::Workers { 2 } else { 4 };
@@ -190,7 +193,7 @@ async fn explain_says_where_a_request_goes_and_sends_none() {
     let engines = [FakeEngine::start().await, FakeEngine::start().await, FakeEngine::start().await];
     let router = TestRouter::before(Mode::Kv, &engines.iter().collect::<Vec<_>>()).await;
     let explain = async |query: &str| -> Value {
-        let (status, text) = post(router.admin, &format!("/explain{query}"), &prompt(1, 1)).await;
+        let (status, text) = post(router.admin, &format!("/explain{query}"), &chat(1, 1)).await;
         assert_eq!(status, 200, "{text}");
         serde_json::from_str(&text).expect("JSON")
     };
@@ -202,7 +205,7 @@ async fn explain_says_where_a_request_goes_and_sends_none() {
     assert!(engines.iter().all(|engine| engine.seen().is_empty()), "it goes nowhere");
     assert_eq!(explain("?path=/v1/chat/completions").await["worker"], cold["worker"], "nor is it booked");
 
-    let answer = router.client().await.post("/v1/chat/completions", prompt(1, 1)).await;
+    let answer = router.client().await.post("/v1/chat/completions", chat(1, 1)).await;
     assert!(answer.head.get("x-warmroute-decision").is_none(), "off by default");
     let took = engines.iter().position(|engine| !engine.seen().is_empty()).expect("somebody took it");
     assert_eq!(cold["worker"].as_str(), Some(&*engines[took].url()));
@@ -302,7 +305,7 @@ async fn fewer_decisions_are_kept_as_soon_as_that_is_asked_for() {
         told["decisions"].as_array().map(Vec::len)
     };
     for serial in 0..5 {
-        client.post("/v1/chat/completions", prompt(serial, serial)).await;
+        client.post("/v1/chat/completions", chat(serial, serial)).await;
     }
     assert_eq!(kept().await, Some(5));
     for keep in [2, 0] {
@@ -310,7 +313,7 @@ async fn fewer_decisions_are_kept_as_soon_as_that_is_asked_for() {
         edited.explain.keep = keep;
         router.proxy.reconfigure(edited, None);
         assert_eq!(kept().await, Some(keep), "at once");
-        client.post("/v1/chat/completions", prompt(6, 6)).await;
+        client.post("/v1/chat/completions", chat(6, 6)).await;
         assert_eq!(kept().await, Some(keep), "and from then on");
     }
 }
@@ -324,7 +327,7 @@ async fn as_many_decisions_are_kept_as_are_asked_for() {
         let router = TestRouter::start(config).await;
         let mut client = router.client().await;
         for serial in 0..5 {
-            client.post("/v1/chat/completions", prompt(serial, serial)).await;
+            client.post("/v1/chat/completions", chat(serial, serial)).await;
         }
         let told: Value = serde_json::from_str(&router.admin("/decisions").await).expect("JSON");
         assert_eq!(told["decisions"].as_array().map(Vec::len), Some(keep));

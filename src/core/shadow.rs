@@ -130,6 +130,8 @@ pub struct Shadow {
     one_in: AtomicUsize,
     kv: Arc<Planner>,
     members: ArcSwap<Members>,
+    /// Held by whoever changes the members.
+    syncing: Mutex<()>,
     ideal: Mutex<Ideal>,
 }
 
@@ -143,6 +145,7 @@ impl Shadow {
             one_in: AtomicUsize::new(0),
             kv: Planner::new(settings),
             members: ArcSwap::default(),
+            syncing: Mutex::default(),
             ideal: Mutex::new(Ideal::new(IDEAL_BLOCKS)),
         }
     }
@@ -152,8 +155,9 @@ impl Shadow {
         Some(self.one_in.load(Ordering::Relaxed)).filter(|one_in| *one_in > 0)
     }
 
-    /// Takes up who the workers are and what is known of them. One caller at a time.
+    /// Takes up who the workers are and what is known of them.
     pub fn sync(&self, planner: &Planner, block_tokens: f64) {
+        let _syncing = self.syncing.lock();
         let profiles = planner.profiles();
         let mut members = self.members.load().all.clone();
         members.resize(members.len().max(profiles.len()), None);

@@ -104,6 +104,17 @@ impl Snapshot {
         }
     }
 
+    /// Those that may be given what was given to this one, in slot order: they list the same models.
+    pub fn like(&self, id: WorkerId) -> Vec<WorkerId> {
+        let mut alike = self.all.eligible.clone();
+        if self.models.is_mixed() {
+            let models = |id: &WorkerId| self.worker(*id).and_then(|worker| worker.models());
+            let given = models(&id);
+            alike.retain(|other| models(other) == given);
+        }
+        alike
+    }
+
     /// Whether the worker is of the part that so large a share of them makes; some are and some are not, if there are two.
     pub fn is_of_part(&self, id: WorkerId, share: f64) -> bool {
         let all = self.workers.len();

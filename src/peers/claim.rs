@@ -8,7 +8,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use super::news::{Name, News};
-use crate::core::booking::{Booking, Finished};
+use crate::core::booking::Booking;
+use crate::core::elsewhere::{self, Tell};
 use crate::core::ids::Time;
 use crate::core::planner::Ask;
 use crate::metrics::{Metrics, NewsLost};
@@ -43,11 +44,10 @@ impl Teller {
         (Teller { sender, next: AtomicU64::new(1), lost: AtomicBool::new(false), metrics }, receiver)
     }
 
-    pub(super) fn tell(&self, at: Time, request: u64, news: News) {
-        if let Err(TrySendError::Full(_)) = self.sender.try_send(Event { at, request, news }) {
-            self.metrics.sharing.dropped.inc(NewsLost::Full);
-            self.lost.store(true, Ordering::Release);
-        }
+    /// The claim of a request that was placed at `now` on the worker of that name.
+    pub fn claim(self: &Arc<Self>, booking: Booking, ask: &Ask, worker: Name, now: Time) -> Claim {
+        let request = self.next.fetch_add(1, Ordering::Relaxed);
+        Claim::told(booking, self.clone(), request, ask, worker, now)
     }
 
     /// Whether something was left out since this was asked last.
@@ -56,81 +56,25 @@ impl Teller {
     }
 }
 
+impl Tell for Arc<Teller> {
+    type Worker = Name;
+
+    fn tell(&self, at: Time, request: u64, news: News) {
+        if let Err(TrySendError::Full(_)) = self.sender.try_send(Event { at, request, news }) {
+            self.metrics.sharing.dropped.inc(NewsLost::Full);
+            self.lost.store(true, Ordering::Release);
+        }
+    }
+}
+
 /// One request's claim on one worker. Dropped, it is taken back here and at the others.
-pub struct Claim {
-    booking: Booking,
-    told: Option<Told>,
-}
-
-struct Told {
-    teller: Arc<Teller>,
-    request: u64,
-    committed: bool,
-    /// Its end has been told.
-    ended: bool,
-    at: Time,
-}
-
-impl Told {
-    fn tell(&mut self, at: Time, news: News) {
-        self.at = at;
-        self.teller.tell(at, self.request, news);
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if !self.ended {
-            let committed = self.committed;
-            self.tell(self.at, News::Lost { committed });
-        }
-    }
-}
-
-impl Claim {
-    /// Tells nobody.
-    pub fn silent(booking: Booking) -> Claim {
-        Claim { booking, told: None }
-    }
-
-    /// Of a request that was placed at `now` on the worker of that name.
-    pub fn told(booking: Booking, teller: &Arc<Teller>, ask: &Ask, worker: Name, now: Time) -> Claim {
-        let request = teller.next.fetch_add(1, Ordering::Relaxed);
-        let mut told = Told { teller: teller.clone(), request, committed: false, ended: false, at: now };
-        told.tell(now, News::Placed(ask.clone(), worker));
-        Claim { booking, told: Some(told) }
-    }
-
-    /// See [`Booking::commit`].
-    pub fn commit(&mut self, now: Time) {
-        self.booking.commit(now);
-        if let Some(told) = &mut self.told {
-            (told.committed, told.at) = (true, now);
-        }
-    }
-
-    /// See [`Booking::first_token`].
-    pub fn first_token(&mut self, now: Time) {
-        self.booking.first_token(now);
-        if let Some(told) = &mut self.told {
-            told.tell(now, News::FirstToken);
-        }
-    }
-
-    /// See [`Booking::finish`].
-    pub fn finish(mut self, finished: Finished, now: Time) -> Option<usize> {
-        if let Some(mut told) = self.told.take() {
-            told.ended = true;
-            told.tell(now, News::Finished(finished));
-        }
-        self.booking.finish(finished, now)
-    }
-}
+pub type Claim = elsewhere::Claim<Arc<Teller>>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::core::blocks::Chain;
+    use crate::core::booking::Finished;
     use crate::core::planner::{Planner, Policy, Settings, WorkerSpec};
 
     fn claim(teller: &Arc<Teller>) -> Claim {
@@ -149,7 +93,7 @@ mod tests {
             streams: true,
         };
         let (_, booking) = planner.plan(&ask, &[worker], Policy::Kv, Time(1.0), 0).unwrap();
-        Claim::told(booking, teller, &ask, Name { key: 1, pod: 0 }, Time(1.0))
+        teller.claim(booking, &ask, Name { key: 1, pod: 0 }, Time(1.0))
     }
 
     fn all(receiver: &mut Receiver<Event>) -> Vec<String> {

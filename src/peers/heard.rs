@@ -3,26 +3,23 @@
 //! that it said is missing, since that may have been an end.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::news::{Batch, Name, News, Said};
-use crate::core::booking::Booking;
+use crate::core::elsewhere::{Copy, Open};
 use crate::core::ids::{Time, WorkerId};
-use crate::core::planner::{Planner, Policy};
+use crate::core::planner::Ask;
 
 /// Seconds for which a router that says nothing is taken to live. It speaks each second.
 pub const LEASE: f64 = 5.0;
 /// Of which something is remembered: more are nobody's routers.
-const MOST_ROUTERS: usize = 256;
-/// Requests of one router at once.
-const MOST_OPEN: usize = 65_536;
+pub const MOST_ROUTERS: usize = 256;
+/// Requests of all routers at once, as far as it is looked at: once for each batch.
+const MOST_OPEN: usize = 262_144;
 
 /// What came of a batch.
 #[derive(Debug, Default, PartialEq)]
 pub struct Taken {
     pub news: usize,
-    /// Placed on workers that are not known here.
-    pub unknown: usize,
     /// Batches before it are missing.
     pub gap: bool,
     /// The age of the oldest of what was taken up, in seconds.
@@ -41,16 +38,7 @@ struct Router {
     number: u64,
     /// When it spoke last.
     at: Time,
-    open: HashMap<u64, Booking>,
-}
-
-impl Router {
-    fn close(&mut self, at: Time) {
-        for (_, mut booking) in self.open.drain() {
-            // Its worker has most likely worked on it.
-            booking.commit(at);
-        }
-    }
+    open: Open,
 }
 
 impl Heard {
@@ -59,31 +47,37 @@ impl Heard {
         self.routers.len()
     }
 
-    /// Takes up what was sent at `sent`. `worker` knows who is meant by a name.
+    /// Requests that others have open.
+    fn open(&self) -> usize {
+        self.routers.values().map(|router| router.open.len()).sum()
+    }
+
+    /// Takes up what was sent at `sent`. `place` makes the copy of a request that was placed, if it can. `None` where there are too many
+    /// routers to remember another one.
     pub fn take(
         &mut self,
         batch: Batch,
         sent: Time,
-        planner: &Arc<Planner>,
-        mut worker: impl FnMut(Name) -> Option<WorkerId>,
-    ) -> Taken {
+        mut place: impl FnMut(&Ask, Name, Time) -> Option<Copy>,
+    ) -> Option<Taken> {
         let mut taken = Taken::default();
         let Batch { router: id, number, said } = batch;
         if self.routers.len() >= MOST_ROUTERS && !self.routers.contains_key(&id) {
-            return taken;
+            return None;
         }
+        let is_full = self.open() >= MOST_OPEN;
         let router = self.routers.entry(id).or_insert_with(|| Router {
             number: number.wrapping_sub(1),
             at: sent,
-            open: HashMap::new(),
+            open: Open::default(),
         });
         if number <= router.number && number != 0 {
-            return taken; // Sent twice, or read again.
+            return Some(taken); // Sent twice, or read again.
         }
         router.at = sent;
         if number != router.number.wrapping_add(1) {
             taken.gap = true;
-            router.close(sent);
+            router.open.close(sent);
         }
         router.number = number;
         for Said { age, request, news } in said {
@@ -91,43 +85,23 @@ impl Heard {
             let at = sent + -seconds;
             taken.news += 1;
             taken.age = seconds.max(taken.age);
-            match news {
-                News::Placed(..) if router.open.len() >= MOST_OPEN => {}
-                News::Placed(ask, name) => {
-                    let Some(worker) = worker(name) else {
-                        taken.unknown += 1;
-                        continue;
-                    };
-                    let planned = planner.plan(&ask, &[worker], Policy::Random, at, 0);
-                    router.open.extend(planned.map(|(_, booking)| (request, booking)));
-                }
-                News::FirstToken => {
-                    if let Some(booking) = router.open.get_mut(&request) {
-                        booking.commit(at);
-                        booking.first_token(at);
-                    }
-                }
-                News::Finished(finished) => {
-                    if let Some(booking) = router.open.remove(&request) {
-                        let worker = booking.worker();
-                        taken.emptied.extend(booking.finish(finished, at).map(|blocks| (worker, blocks)));
-                    }
-                }
-                News::Lost { committed } => {
-                    if let Some(mut booking) = router.open.remove(&request)
-                        && committed
-                    {
-                        booking.commit(at);
-                    }
-                }
-                News::Left => {
-                    router.close(at);
-                    self.routers.remove(&id);
-                    return taken;
-                }
+            let leaves = matches!(news, News::Left);
+            taken.emptied.extend(
+                router.open.take(
+                    at,
+                    request,
+                    news,
+                    |ask, name| {
+                        if is_full { None } else { place(ask, name, at) }
+                    },
+                ),
+            );
+            if leaves {
+                self.routers.remove(&id);
+                break;
             }
         }
-        taken
+        Some(taken)
     }
 
     /// Ends what is open of those who have not spoken since [`LEASE`] seconds before `now`.
@@ -135,7 +109,7 @@ impl Heard {
         self.routers.retain(|_, router| {
             let lives = now - router.at <= LEASE;
             if !lives {
-                router.close(now);
+                router.open.close(now);
             }
             lives
         });
@@ -144,12 +118,14 @@ impl Heard {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::core::blocks::Chain;
     use crate::core::booking::Finished;
     use crate::core::ids::BlockHash;
     use crate::core::load::Given;
-    use crate::core::planner::{Ask, Settings, WorkerSpec};
+    use crate::core::planner::{Planner, Settings, WorkerSpec};
 
     const HERE: Name = Name { key: 1, pod: 0 };
 
@@ -172,10 +148,15 @@ mod tests {
         }
 
         fn hear(&mut self, router: u64, number: u64, at: f64, said: Vec<(u64, News)>) -> Taken {
+            self.heard_of(router, number, at, said).unwrap()
+        }
+
+        fn heard_of(&mut self, router: u64, number: u64, at: f64, said: Vec<(u64, News)>) -> Option<Taken> {
             let said = said.into_iter().map(|(request, news)| Said { age: 10, request, news }).collect();
-            let worker = self.worker;
-            self.heard.take(Batch { router, number, said }, Time(at), &self.planner, |name| {
-                (name.key == HERE.key).then_some(worker)
+            let Table { planner, worker, heard } = self;
+            heard.take(Batch { router, number, said }, Time(at), |ask, name, at| {
+                let worker = (name.key == HERE.key).then_some(*worker)?;
+                Copy::of(planner, ask, worker, at, None)
             })
         }
 
@@ -256,14 +237,16 @@ mod tests {
         let News::Placed(ask, _) = placed(0) else { unreachable!() };
         let elsewhere = News::Placed(ask, Name { key: 2, pod: 0 });
         let said = vec![(1, elsewhere), (1, News::FirstToken), (1, finished()), (9, finished())];
-        assert_eq!(table.hear(7, 1, 1.0, said).unknown, 1);
+        assert_eq!(table.hear(7, 1, 1.0, said).news, 4);
         assert_eq!((table.open(), table.given().requests), (0, 0));
     }
 
     #[test]
     fn no_more_routers_are_remembered_than_there_can_be() {
         let mut table = Table::new();
-        (0..1_000).for_each(|router| drop(table.hear(router, 1, 1.0, vec![(1, placed(0))])));
+        let said = |_| vec![(1, placed(0))];
+        let heard = (0..1_000).filter(|router| table.heard_of(*router, 1, 1.0, said(())).is_some()).count();
+        assert_eq!(heard, MOST_ROUTERS);
         assert_eq!((table.heard.routers(), table.open()), (MOST_ROUTERS, MOST_ROUTERS));
     }
 }

@@ -12,6 +12,7 @@ mod listener;
 pub mod news;
 mod publisher;
 mod reach;
+mod skew;
 pub mod store;
 
 use std::sync::Arc;
@@ -24,8 +25,10 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout};
 
 use crate::core::booking::Booking;
-use crate::core::ids::Time;
+use crate::core::elsewhere::Tell;
+use crate::core::ids::{Time, WorkerId};
 use crate::core::planner::{Ask, Planner};
+use crate::core::shadow::Followed;
 use crate::fleet::worker::Worker;
 use crate::fleet::{Fleet, key_of};
 use crate::lifecycle::Clock;
@@ -35,6 +38,15 @@ use listener::Listener;
 use news::{Name, News};
 use reach::Reach;
 use store::Store;
+
+/// Takes up beside the planner what others place: the shadow.
+pub trait Follow: Send + Sync {
+    /// What was said before is about to be read, and it is known who the workers are.
+    fn prepare(&self);
+
+    /// Another router has placed a request on `worker` at `at`.
+    fn follow(&self, ask: &Ask, worker: WorkerId, at: Time) -> Option<Followed>;
+}
 
 /// How long readiness waits for what others have said. Then it is better to serve cold than not at all.
 const READY_WITHIN: Duration = Duration::from_secs(15);
@@ -70,7 +82,7 @@ impl Peers {
 
     /// The claim of a request that was placed at `now`, of which the others are told.
     pub fn claim(&self, booking: Booking, ask: &Ask, worker: &Worker, now: Time) -> Claim {
-        Claim::told(booking, &self.teller, ask, name_of(worker), now)
+        self.teller.claim(booking, ask, name_of(worker), now)
     }
 
     /// Whether all that others had said before this router began is taken up, or has been waited for long enough.
@@ -95,10 +107,11 @@ impl Peers {
         delay: Duration,
         fleet: Arc<Fleet>,
         planner: Arc<Planner>,
+        beside: Arc<dyn Follow>,
         clock: Clock,
     ) {
         let Some(events) = self.events.lock().take() else { return };
-        let listener = Listener::new(&self, &store, fleet, planner, clock);
+        let listener = Listener::new(&self, &store, fleet, planner, beside, clock);
         tokio::join!(publisher::run(&self, &store, events, delay, clock), listener.run(), self.be_ready());
     }
 

@@ -117,7 +117,10 @@ fn write(router: u64, number: u64, batch: &[Event], now: Time) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::core::elsewhere::Tell;
     use crate::metrics::Metrics;
     use crate::peers::claim::Teller;
     use crate::peers::news;
@@ -134,6 +137,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_batch_is_what_comes_within_the_delay_or_what_fills_it() {
         let (teller, mut events) = Teller::new(Metrics::new());
+        let teller = Arc::new(teller);
         (0..50_000).for_each(|request| teller.tell(Time(0.0), request, News::FirstToken));
         let delay = Duration::from_millis(10);
         let begun = Instant::now();

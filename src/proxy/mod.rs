@@ -32,6 +32,7 @@ pub mod headers;
 pub mod hide_usage;
 mod lines;
 pub mod note;
+mod others;
 pub mod patience;
 pub mod place;
 pub mod prefixes;

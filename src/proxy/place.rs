@@ -198,6 +198,8 @@ impl Proxy {
         if arms::keep_own(&config, mode, &fleet, &mut eligible) {
             self.metrics.fallbacks.inc(Fallback::ArmOut);
         }
+        // By the other mode it would not have to go where its connection was drawn to.
+        let unpinned = pins.then(|| eligible.clone());
         if pins {
             self.keep_pinned(client, &fleet, tried, &mut eligible);
         }
@@ -214,7 +216,8 @@ impl Proxy {
         let (now, policy) = (self.clock.now(), mode.into());
         let planned = self.planner.plan(&asked.ask, &eligible, policy, now, rand::random());
         let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
-        let follow = |shadow: &Shadow| shadow.follow(&asked.ask, &eligible, policy, now, rand::random());
+        let eligible = unpinned.as_ref().unwrap_or(&eligible);
+        let follow = |shadow: &Shadow| shadow.follow(&asked.ask, eligible, policy, now, rand::random());
         let followed = self.shadow.as_ref().and_then(follow);
         if tried.is_empty() {
             self.metrics.decision(mode).observe((asked.reading + began.elapsed()).as_secs_f64());

@@ -17,7 +17,7 @@ pub use engine::{FakeEngine, PLAIN_ANSWER, Step};
 pub use gate::Gate;
 pub use message::{Head, Message};
 pub use router::TestRouter;
-pub use simulated::simulated;
+pub use simulated::{chat, simulated};
 pub use wire::{Answer, Wire};
 
 /// Nothing that a test waits for takes this long on the slowest machine.

@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, requires = "shadow", value_parser = sampling)]
     pub shadow_one_in: Option<usize>,
     /// Routers before the fleet, each with beliefs of its own; a request comes to any of them. `random` and `kv` only
-    #[arg(long, default_value_t = 1, conflicts_with = "shadow")]
+    #[arg(long, default_value_t = 1)]
     pub routers: usize,
     /// Seconds after which a router hears what the others have placed [default: never]
     #[arg(long, value_name = "SECONDS", requires = "routers")]
@@ -283,7 +283,6 @@ mod tests {
             ("--suite six --workers 4", "cannot be used"),
             ("--workload hot --routers 0", "--routers"),
             ("--workload hot --routers 2 --sharing-delay=-1", "--sharing-delay"),
-            ("--workload hot --routers 2 --shadow", "cannot be used"),
         ] {
             let error = format!("{:#}", jobs(line).unwrap_err());
             assert!(error.contains(what), "{line}: {error}");

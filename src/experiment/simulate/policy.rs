@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 
 use super::fleet::{FleetSpec, Incoming, Worker};
-use super::routers::{Claimed, Group, Routers};
+use super::routers::{Claim, Group, Routers};
 use crate::core::blocks::Chain;
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Ask, Planner, Policy, Settings, WorkerSpec};
@@ -118,7 +118,7 @@ pub struct PlannerSetup {
     pub joined_blocks: usize,
     /// The planner is told this share of the true capacity; 0 counts as 1.
     pub capacity_share: f64,
-    /// A shadow follows the requests of the first router.
+    /// Each router has a shadow.
     pub shadow: Option<Sampling>,
     pub routers: Routers,
 }
@@ -129,7 +129,7 @@ pub struct Placed {
     /// Prompt tokens that the policy believes cached there, if it has a belief.
     pub predicted: Option<f64>,
     /// The planner's claim.
-    pub booking: Option<Claimed>,
+    pub booking: Option<Claim>,
     pub followed: Option<Followed>,
 }
 
@@ -146,13 +146,7 @@ pub struct Planned {
     setup: PlannerSetup,
     block_tokens: u32,
     ids: Vec<WorkerId>,
-    shadow: Option<Shadow>,
-    /// Requests until the shadow hears what has become known of the workers.
-    sync_in: u32,
 }
-
-/// Requests between two times that the shadow hears of the workers; the proxy does so by time.
-const SYNC_EVERY: u32 = 64;
 
 impl Router {
     /// For the workers that `fleet` starts with.
@@ -164,11 +158,9 @@ impl Router {
         };
         let learn_speed = setup.settings.learn_speed && setup.speeds == SpeedKnowledge::Learned;
         let planner = || Planner::new(Settings { learn_speed, ..setup.settings.clone() });
-        let group = Group::new(setup.routers, planner);
-        let shadow = setup.shadow.map(|sampling| Shadow::new(sampling, &setup.settings));
-        let setup = setup.clone();
-        let ids = Vec::new();
-        let planned = Planned { group, policy, setup, block_tokens, ids, shadow, sync_in: 0 };
+        let shadow = |_: &Planner| Some(Shadow::new(setup.shadow?, &setup.settings));
+        let group = Group::new(setup.routers, planner, shadow);
+        let planned = Planned { group, policy, setup: setup.clone(), block_tokens, ids: Vec::new() };
         let mut router = Router::Planned(Box::new(planned));
         (0..fleet.workers).for_each(|worker| router.joined(worker, fleet));
         router
@@ -177,8 +169,8 @@ impl Router {
     /// Worker number `worker` is there; workers join in the order of their numbers.
     pub fn joined(&mut self, worker: usize, fleet: &FleetSpec) {
         let Router::Planned(planned) = self else { return };
-        let Planned { group, setup, block_tokens, ids, sync_in, .. } = &mut **planned;
-        *sync_in = 0;
+        let Planned { group, setup, block_tokens, ids, .. } = &mut **planned;
+        group.sync_soon();
         let share = if setup.capacity_share > 0.0 { setup.capacity_share } else { 1.0 };
         let spec = WorkerSpec {
             key: mix(worker as u64),
@@ -201,7 +193,7 @@ impl Router {
             for planner in planned.group.planners() {
                 planner.forget(planned.ids[worker]);
             }
-            planned.sync_in = 0;
+            planned.group.sync_soon();
         }
     }
 
@@ -230,15 +222,8 @@ impl Planned {
             1 => 0,
             count => random.random_range(0..count),
         };
-        let (decision, booking) = self.group.plan(by, &ask, eligible, self.policy, asked.now, drawn)?;
-        let followed = self.shadow.as_ref().and_then(|shadow| {
-            if self.sync_in == 0 {
-                shadow.sync(&self.group.planners()[0], ask.block_tokens);
-                self.sync_in = SYNC_EVERY;
-            }
-            self.sync_in -= 1;
-            shadow.follow(&ask, eligible, self.policy, asked.now, mix(drawn))
-        });
+        let (decision, booking, followed) =
+            self.group.plan(by, &ask, eligible, self.policy, asked.now, drawn)?;
         let worker = self.ids.iter().position(|id| *id == decision.worker)?;
         let predicted = Some(decision.predicted_cached_tokens);
         Some(Placed { worker, predicted, booking: Some(booking), followed })

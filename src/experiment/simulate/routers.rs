@@ -2,14 +2,15 @@
 //! them has it. What one has placed the others hear after a delay and take for their own, or never.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::fleet::Worker;
-use crate::core::booking::{Booking, Finished};
-use crate::core::ids::{Time, WorkerId};
+use crate::core::elsewhere::{self, Copy, News, Open, Tell};
+use crate::core::ids::{Time, WorkerId, mix};
 use crate::core::planner::{Ask, Decision, Planner, Policy};
+use crate::core::shadow::{Followed, Shadow};
 
 /// How many routers, and what they know of each other.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -29,12 +30,19 @@ impl Default for Routers {
 const SCRAPE_SECONDS: f64 = 1.0;
 const FEW_TOKENS: f64 = 20_000.0;
 
+/// Requests between two times that the shadows hear of the workers; the proxy does so by time.
+const SYNC_EVERY: u32 = 64;
+
 /// The routers at work.
 pub struct Group {
     planners: Vec<Arc<Planner>>,
+    /// One of each, or none.
+    shadows: Vec<Shadow>,
+    /// Requests until the shadows hear what has become known of the workers.
+    sync_in: u32,
     board: Option<Rc<RefCell<Board>>>,
-    /// What the others have placed, in the planner of each that has heard of it.
-    heard: HashMap<(usize, u64), Booking>,
+    /// What each has heard of the others.
+    heard: Vec<Open>,
     scraped: Option<Time>,
 }
 
@@ -49,77 +57,39 @@ struct Said {
     at: Time,
     by: usize,
     request: u64,
-    news: News,
+    news: News<WorkerId>,
 }
 
-enum News {
-    Placed(Ask, WorkerId),
-    FirstToken,
-    Finished(Finished),
-    /// Its worker is gone.
-    Lost,
-}
-
-impl Board {
-    fn say(&mut self, at: Time, by: usize, request: u64, news: News) {
-        self.said.push_back(Said { at, by, request, news });
-    }
-}
-
-/// One router's claim on one worker, of which the others are told.
-pub struct Claimed {
-    booking: Option<Booking>,
-    board: Option<Rc<RefCell<Board>>>,
+/// Has a router speak to the others.
+pub struct Voice {
     by: usize,
-    request: u64,
-    at: Time,
+    board: Rc<RefCell<Board>>,
 }
 
-impl Claimed {
-    fn tell(&mut self, at: Time, news: News) {
-        self.at = at;
-        if let Some(board) = &self.board {
-            board.borrow_mut().say(at, self.by, self.request, news);
-        }
-    }
+impl Tell for Voice {
+    type Worker = WorkerId;
 
-    pub fn commit(&mut self, now: Time) {
-        self.at = now;
-        if let Some(booking) = &mut self.booking {
-            booking.commit(now);
-        }
-    }
-
-    pub fn first_token(&mut self, now: Time) {
-        self.tell(now, News::FirstToken);
-        if let Some(booking) = &mut self.booking {
-            booking.first_token(now);
-        }
-    }
-
-    pub fn finish(mut self, finished: Finished, now: Time) {
-        self.tell(now, News::Finished(finished));
-        if let Some(booking) = self.booking.take() {
-            booking.finish(finished, now);
-        }
+    fn tell(&self, at: Time, request: u64, news: News<WorkerId>) {
+        self.board.borrow_mut().said.push_back(Said { at, by: self.by, request, news });
     }
 }
 
-impl Drop for Claimed {
-    fn drop(&mut self) {
-        if self.booking.is_some() {
-            self.tell(self.at, News::Lost);
-        }
-    }
-}
+pub type Claim = elsewhere::Claim<Voice>;
 
 impl Group {
-    pub fn new(routers: Routers, planner: impl Fn() -> Arc<Planner>) -> Group {
+    pub fn new(
+        routers: Routers,
+        planner: impl Fn() -> Arc<Planner>,
+        shadow: impl Fn(&Planner) -> Option<Shadow>,
+    ) -> Group {
         let board = |delay| Rc::new(RefCell::new(Board { delay, said: VecDeque::new(), next: 0 }));
+        let planners: Vec<_> = (0..routers.count.max(1)).map(|_| planner()).collect();
         Group {
-            planners: (0..routers.count.max(1)).map(|_| planner()).collect(),
+            heard: planners.iter().map(|_| Open::default()).collect(),
+            shadows: planners.iter().filter_map(|planner| shadow(planner)).collect(),
+            planners,
+            sync_in: 0,
             board: routers.delay.filter(|_| routers.count > 1).map(board),
-            heard: HashMap::new(),
             scraped: None,
         }
     }
@@ -149,7 +119,21 @@ impl Group {
         }
     }
 
-    /// Router `by` places a request.
+    /// The shadows hear at the next request what has become known of the workers.
+    pub fn sync_soon(&mut self) {
+        self.sync_in = 0;
+    }
+
+    fn sync(&mut self, block_tokens: f64) {
+        if self.sync_in == 0 {
+            self.sync_in = SYNC_EVERY;
+            let shadows = self.planners.iter().zip(&self.shadows);
+            shadows.for_each(|(planner, shadow)| shadow.sync(planner, block_tokens));
+        }
+        self.sync_in -= 1;
+    }
+
+    /// Router `by` places a request; and what its shadow, if it has one, makes of it.
     pub fn plan(
         &mut self,
         by: usize,
@@ -158,49 +142,38 @@ impl Group {
         policy: Policy,
         now: Time,
         random: u64,
-    ) -> Option<(Decision, Claimed)> {
-        self.hear(now);
+    ) -> Option<(Decision, Claim, Option<Followed>)> {
+        self.sync(ask.block_tokens);
+        self.hear(eligible, policy, now);
         let (decision, booking) = self.planners[by].plan(ask, eligible, policy, now, random)?;
-        let board = self.board.clone();
-        let request = board.as_ref().map_or(0, |board| {
+        let shadow = self.shadows.get(by);
+        let followed = shadow.and_then(|shadow| shadow.follow(ask, eligible, policy, now, mix(random)));
+        let Some(board) = &self.board else { return Some((decision, Claim::silent(booking), followed)) };
+        let request = {
             let mut board = board.borrow_mut();
             board.next += 1;
-            let request = board.next;
-            board.say(now, by, request, News::Placed(ask.clone(), decision.worker));
-            request
-        });
-        Some((decision, Claimed { booking: Some(booking), board, by, request, at: now }))
+            board.next
+        };
+        let voice = Voice { by, board: board.clone() };
+        let claim = Claim::told(booking, voice, request, ask, decision.worker, now);
+        Some((decision, claim, followed))
     }
 
     /// All hear what was said at least the delay ago.
-    fn hear(&mut self, now: Time) {
+    fn hear(&mut self, eligible: &[WorkerId], policy: Policy, now: Time) {
         let Some(board) = &self.board else { return };
         let mut board = board.borrow_mut();
         let delay = board.delay;
         while board.said.front().is_some_and(|said| said.at + delay <= now) {
-            let Some(said) = board.said.pop_front() else { break };
-            for (at, planner) in self.planners.iter().enumerate().filter(|(at, _)| *at != said.by) {
-                let key = (at, said.request);
-                match &said.news {
-                    News::Placed(ask, worker) => {
-                        let planned = planner.plan(ask, &[*worker], Policy::Random, said.at, 0);
-                        self.heard.extend(planned.map(|(_, mut booking)| {
-                            booking.commit(said.at);
-                            (key, booking)
-                        }));
-                    }
-                    News::FirstToken => {
-                        if let Some(booking) = self.heard.get_mut(&key) {
-                            booking.first_token(said.at);
-                        }
-                    }
-                    News::Finished(finished) => {
-                        if let Some(booking) = self.heard.remove(&key) {
-                            booking.finish(*finished, said.at);
-                        }
-                    }
-                    News::Lost => drop(self.heard.remove(&key)),
-                }
+            let Some(Said { at, by, request, news }) = board.said.pop_front() else { break };
+            let others = self.planners.iter().zip(&mut self.heard).enumerate();
+            for (other, (planner, open)) in others.filter(|(other, _)| *other != by) {
+                let shadow = self.shadows.get(other);
+                open.take(at, request, news.clone(), |ask, worker| {
+                    let drawn = mix(request ^ ((other as u64) << 48));
+                    let followed = shadow.and_then(|shadow| shadow.follow(ask, eligible, policy, at, drawn));
+                    Copy::of(planner, ask, worker, at, followed)
+                });
             }
         }
     }
