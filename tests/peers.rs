@@ -7,110 +7,18 @@
 )]
 
 mod certificates;
+mod redis;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use certificates::{Authority, Issued};
+use redis::{PASSWORD, Redis, cached, engine, workers};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use warmroute::config::{Config, Mode, Secret, Sharing, StoreKind, StoreUrl};
-use warmroute::core::blocks::HashKey;
+use warmroute::config::{Draw, Mode, Sharing, StoreKind, StoreUrl};
 use warmroute::engine::http::{EngineConfig, Fleet, Running};
-use warmroute::engine::model::Spec;
-use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, until};
-
-/// A redis-server of the test's own, that keeps nothing and wants a password.
-struct Redis {
-    directory: tempfile::TempDir,
-    port: u16,
-    child: Option<Child>,
-}
-
-impl Redis {
-    /// `None` where there is none to be had.
-    async fn start() -> Option<Redis> {
-        let mut redis = Redis::new()?;
-        redis.begin().await;
-        Some(redis)
-    }
-
-    fn new() -> Option<Redis> {
-        if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
-            eprintln!("left out: redis-server is not installed");
-            return None;
-        }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Some(Redis { directory: tempfile::tempdir().unwrap(), port, child: None })
-    }
-
-    async fn begin(&mut self) {
-        let port = self.port.to_string();
-        self.begin_with(&["--port", &port, "--save", "", "--appendonly", "no", "--requirepass", PASSWORD])
-            .await;
-    }
-
-    async fn begin_with(&mut self, options: &[&str]) {
-        let mut command = Command::new("redis-server");
-        command.args(options).args(["--bind", "127.0.0.1"]).arg("--dir").arg(self.directory.path());
-        self.child = Some(command.stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap());
-        let port = self.port;
-        let listens = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
-        until("the store to listen", listens).await;
-    }
-
-    /// Has the server do something; answers what it said.
-    async fn tell(&self, lines: &str) -> String {
-        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
-        stream.write_all(format!("AUTH \"{PASSWORD}\"\r\n{lines}QUIT\r\n").as_bytes()).await.unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).await.unwrap();
-        said
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    fn shared(&self, config: Config) -> Config {
-        sharing_at(self.port, config)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-const PASSWORD: &str = "open sesame";
-
-fn sharing_at(port: u16, mut config: Config) -> Config {
-    config.hash_key = Some(HashKey([7; 32]));
-    config.scrape.interval = Some(Duration::from_millis(50));
-    config.sharing = Some(Sharing {
-        urls: vec![StoreUrl::parse(&format!("redis://127.0.0.1:{port}")).unwrap()],
-        password: Some(Secret(PASSWORD.to_owned())),
-        ..Sharing::default()
-    });
-    config
-}
-
-/// A thousand times as fast as life, with room for all that is asked for.
-async fn workers(count: usize) -> Running {
-    let engine = EngineConfig {
-        enable_prompt_tokens_details: true,
-        time_scale: 1000.0,
-        engine: Spec { num_blocks: 20_000, ..Spec::default() },
-        ..EngineConfig::default()
-    };
-    Fleet::start(vec![engine; count]).await.unwrap()
-}
+use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, chat, until};
 
 /// So many routers that share, before the same workers; each knows of all others.
 async fn routers(redis: &Redis, count: usize, fleet: &Running) -> Vec<TestRouter> {
@@ -124,25 +32,6 @@ async fn routers(redis: &Redis, count: usize, fleet: &Running) -> Vec<TestRouter
         router.metric_is("warmroute_sharing_peers", (count - 1) as f64).await;
     }
     routers
-}
-
-/// Some two thousand tokens of prefix, and a few of its own.
-fn prompt(prefix: usize, serial: usize) -> String {
-    let text = |seed: usize, words: usize| -> String {
-        (0..words).map(|at| format!("w{}x{at} ", seed * 31)).collect()
-    };
-    let (system, user) = (text(prefix + 1, 480), text(1_000_000 + serial, 40));
-    format!(
-        r#"{{"model":"warmroute-sim","messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{user}"}}],"max_tokens":4}}"#
-    )
-}
-
-/// Tokens that were cached of a prompt that a router was asked for.
-async fn cached(router: &TestRouter, prefix: usize, serial: usize) -> u64 {
-    let answer = router.client().await.post("/v1/chat/completions", prompt(prefix, serial)).await;
-    assert_eq!(answer.status(), 200, "{}", answer.text());
-    let answer: Value = serde_json::from_str(&answer.text()).unwrap();
-    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
 }
 
 /// What a router believes, and what was given to each worker: requests, answered, open.
@@ -272,7 +161,7 @@ async fn a_router_that_starts_is_warm_when_it_is_ready() {
 async fn a_router_that_finds_no_store_is_ready_after_a_while_and_serves_before() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let fleet = workers(1).await;
-    let config = sharing_at(nobody, TestRouter::config_at(Mode::Kv, fleet.addresses()));
+    let config = redis::shared(nobody, None, TestRouter::config_at(Mode::Kv, fleet.addresses()));
     let router = TestRouter::start(config).await;
     assert!(router.admin("/readyz").await.contains("other routers"), "{}", router.admin("/readyz").await);
     assert_eq!(cached(&router, 0, 0).await, 0);
@@ -296,7 +185,7 @@ async fn a_router_that_dies_and_one_that_leaves_take_their_bookings_with_them() 
     let mut clients: Vec<Wire> = Vec::new();
     for router in [&dies, &leaves, &leaves] {
         let mut client = router.client().await;
-        let body = prompt(1, 1);
+        let body = chat(1, 1);
         let length = body.len();
         client
             .send(format!(
@@ -315,10 +204,10 @@ async fn a_router_that_dies_and_one_that_leaves_take_their_bookings_with_them() 
 }
 
 /// Two routers over this store, one after the other, come to know each other.
-async fn meet(sharing: impl Fn(&mut Sharing)) {
+async fn meet(store: &Redis, sharing: impl Fn(&mut Sharing)) {
     let fleet = workers(2).await;
     let start = async || {
-        let mut config = sharing_at(1, TestRouter::config_at(Mode::Kv, fleet.addresses()));
+        let mut config = store.shared(TestRouter::config_at(Mode::Kv, fleet.addresses()));
         config.sharing.iter_mut().for_each(&sharing);
         TestRouter::start(config).await
     };
@@ -349,7 +238,7 @@ async fn the_store_may_want_tls() {
     let options = ["--port", "0", "--tls-port", &port, "--tls-auth-clients", "no", "--requirepass", PASSWORD];
     redis.begin_with(&[&options[..], &files].concat()).await;
     let port = redis.port;
-    meet(|sharing| (sharing.urls, sharing.ca) = (url("rediss", port), Some(ca.clone().into()))).await;
+    meet(&redis, |sharing| (sharing.urls, sharing.ca) = (url("rediss", port), Some(ca.clone().into()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -363,7 +252,7 @@ async fn the_store_may_be_a_cluster() {
     redis.tell("CLUSTER ADDSLOTSRANGE 0 16383\r\n").await;
     until("the cluster to be one", async || redis.tell("CLUSTER INFO\r\n").await.contains("state:ok")).await;
     let port = redis.port;
-    meet(|sharing| (sharing.urls, sharing.kind) = (url("redis", port), StoreKind::Cluster)).await;
+    meet(&redis, |sharing| (sharing.urls, sharing.kind) = (url("redis", port), StoreKind::Cluster)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -380,5 +269,97 @@ async fn sentinels_may_say_where_the_store_is() {
     ];
     std::fs::write(&file, lines.join("\n")).unwrap();
     sentinel.begin_with(&[file.to_str().unwrap(), "--sentinel"]).await;
-    meet(|sharing| (sharing.urls, sharing.kind) = (url("redis", from), StoreKind::Sentinel)).await;
+    meet(&redis, |sharing| (sharing.urls, sharing.kind) = (url("redis", from), StoreKind::Sentinel)).await;
+}
+
+/// Each prompt comes to each router once: by its own requests alone a router would think that nothing was ever there before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shadow_follows_what_others_place_and_counts_only_its_own() {
+    let Some(redis) = Redis::start().await else { return };
+    let fleet = workers(3).await;
+    let mut routers = Vec::new();
+    for _ in 0..3 {
+        let mut config = TestRouter::config_at(Mode::Random, fleet.addresses());
+        config.random.draw = Draw::Request;
+        config.workers.fixed.iter_mut().for_each(|worker| worker.capacity_tokens = Some(9_344));
+        routers.push(TestRouter::start(redis.shared(config)).await);
+    }
+    for router in &routers {
+        router.metric_is("warmroute_sharing_peers", 2.0).await;
+        router.metric_is("warmroute_shadow_one_in", 1.0).await;
+    }
+    for serial in 0..120 {
+        cached(&routers[serial % 3], serial / 3, serial).await;
+        until("all to have heard", async || {
+            let first = known(&routers[0]).1;
+            first.iter().all(|(_, _, open)| *open == 0)
+                && routers.iter().all(|router| known(router).1 == first)
+        })
+        .await;
+    }
+    let total = async |name: &str, policy: &str| {
+        let series = format!(r#"warmroute_shadow_{name}_tokens_total{{mode="random",policy="{policy}"}}"#);
+        let mut total = 0.0;
+        for router in &routers {
+            total += router.metric(&series).await;
+        }
+        total
+    };
+    let asked = total("prompt", "kv").await;
+    let each = asked / 120.0;
+    assert!((2_000.0..3_000.0).contains(&each), "counted once, by its own router: {each}");
+    // Two of three find the prefix, which is nine tenths of a prompt.
+    for policy in ["kv", "ideal"] {
+        let share = total("cached", policy).await / asked;
+        assert!((0.5..0.67).contains(&share), "{policy}: {share}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_password_of_the_store_may_change() {
+    let Some(redis) = Redis::start().await else { return };
+    let fleet = workers(2).await;
+    let routers = routers(&redis, 2, &fleet).await;
+    redis.tell("CONFIG SET requirepass other\r\nCLIENT KILL TYPE normal\r\n").await;
+    for router in &routers {
+        router.metric_is("warmroute_sharing_connected", 0.0).await;
+    }
+    assert_eq!(cached(&routers[0], 1, 1).await, 0);
+    std::fs::write(redis.password_file(), "other\n").unwrap();
+    for router in &routers {
+        router.metric_is("warmroute_sharing_connected", 1.0).await;
+    }
+    agreed(&[&routers[0], &routers[1]]).await;
+    assert!(cached(&routers[1], 1, 2).await > 1_000);
+}
+
+/// What others had placed on a process that has gone is not believed of the one that has its address now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_starts_leaves_out_what_was_placed_on_a_process_that_has_gone() {
+    let Some(redis) = Redis::start().await else { return };
+    let (stays, leaves) = (workers(1).await, workers(1).await);
+    let addresses = [leaves.addresses()[0], stays.addresses()[0]];
+    let config = || redis.shared(TestRouter::config_at(Mode::Kv, &addresses));
+    let first = TestRouter::start(config()).await;
+    let hears = TestRouter::start(config()).await;
+    first.metric_is("warmroute_sharing_peers", 1.0).await;
+    for prefix in 0..8 {
+        cached(&first, prefix, prefix).await;
+    }
+    agreed(&[&first, &hears]).await;
+    let used = |router: &TestRouter| -> Vec<usize> {
+        let planner = &router.proxy.planner;
+        let now = router.proxy.clock.now();
+        let workers = &router.proxy.fleet.snapshot().workers;
+        workers.iter().map(|worker| planner.belief(worker.id, now).unwrap().blocks).collect()
+    };
+    let before = used(&first);
+    assert!(before.iter().all(|blocks| *blocks > 0), "{before:?}");
+    drop((first, hears));
+    leaves.stop().await;
+    let _returns = Fleet::start(vec![EngineConfig { listen: addresses[0], ..engine() }]).await.unwrap();
+    let anew = TestRouter::start(config()).await;
+    until("it to be ready", async || anew.admin("/readyz").await.starts_with("ready")).await;
+    assert_eq!(used(&anew), [0, before[1]]);
+    assert!(anew.metric("warmroute_sharing_dropped_total{reason=\"restarted\"}").await > 0.0);
 }

@@ -263,8 +263,7 @@ impl Config {
                 Some(HashKey(blake3::derive_key("warmroute 2026 prompt block hash key", secret.as_bytes())))
             }
         };
-        let mut sharing = raw.sharing;
-        if let Some(sharing) = &mut sharing {
+        if let Some(sharing) = &raw.sharing {
             sharing.check()?;
             if hash_key.is_none() {
                 return Err(
@@ -273,9 +272,6 @@ impl Config {
                         .to_owned(),
                 );
             }
-            let password = sharing.password_file.as_deref();
-            sharing.password =
-                password.map(|path| read_secret("sharing.password_file", path)).transpose()?.map(Secret);
         }
         if raw.limits.bodies < raw.limits.body {
             return Err(
@@ -306,7 +302,7 @@ impl Config {
             scrape: raw.scrape,
             feedback: raw.feedback,
             cache: raw.cache,
-            sharing,
+            sharing: raw.sharing,
             price: raw.price.into(),
             limits: raw.limits,
             timeouts: raw.timeouts,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, scalar};
+use super::{Secret, read_secret, scalar};
 
 /// A Redis or Valkey that is there already.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -18,11 +18,9 @@ pub struct Sharing {
     pub group: String,
     /// Who asks; the store's default user if absent.
     pub user: Option<String>,
-    /// File with the password, of the servers and of sentinels.
+    /// File with the password, of the servers and of sentinels. Read at each connection, so that it may change.
     pub password_file: Option<PathBuf>,
-    #[serde(skip)]
-    pub password: Option<Secret>,
-    /// The authorities that may have signed the store's certificate, in PEM; the public ones if absent.
+    /// The authorities that may have signed the store's certificate, in PEM; the public ones if absent. Read as often.
     pub ca: Option<PathBuf>,
     /// What the names of its keys in the store begin with.
     #[serde(deserialize_with = "key_prefix")]
@@ -43,7 +41,6 @@ impl Default for Sharing {
             group: "mymaster".to_owned(),
             user: None,
             password_file: None,
-            password: None,
             ca: None,
             key_prefix: "warmroute".to_owned(),
             // As good as at once for requests that take 50 ms and more, and a tenth of the writes.
@@ -144,7 +141,16 @@ impl Sharing {
         if self.user.is_some() && self.password_file.is_none() {
             return Err("sharing.user: has no password; name it in sharing.password_file".to_owned());
         }
-        Ok(())
+        self.password().map(drop)
+    }
+
+    /// What the file says now.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is empty.
+    pub fn password(&self) -> Result<Option<Secret>, String> {
+        let read = |path: &PathBuf| read_secret("sharing.password_file", path).map(Secret);
+        self.password_file.as_ref().map(read).transpose()
     }
 }
 
@@ -189,7 +195,7 @@ mod tests {
     fn a_store_is_named_by_one_address_and_its_password_by_a_file() {
         let config = parse("{urls: ['rediss://valkey:6380/2'], user: w, password_file: FILE}", true).unwrap();
         let sharing = config.sharing.clone().unwrap();
-        assert_eq!(sharing.password, Some(Secret("secret".to_owned())));
+        assert!(sharing.password_file.is_some());
         assert_eq!((sharing.delay, sharing.key_prefix.as_str()), (Duration::from_millis(10), "warmroute"));
         assert!(!config.to_yaml().contains("secret"), "{}", config.to_yaml());
         assert!(parse("null", false).unwrap().sharing.is_none());

@@ -58,6 +58,11 @@ pub struct Meaning {
 }
 
 impl Readings {
+    /// When the process began, in seconds since 1970.
+    pub fn process_started(&self) -> Option<f64> {
+        self.last?.0.started
+    }
+
     /// Takes a page. `before` and `after` are what the worker had been given before and after its reading; `confirms`: its answers tell what was
     /// cached, so that a reset is seen there, and sooner.
     pub fn take(&mut self, page: Page, before: Given, after: Given, confirms: bool) -> Meaning {

@@ -49,6 +49,12 @@ pub struct Engine {
     pub basis: Option<Basis>,
 }
 
+impl Engine {
+    pub(super) fn process_started(&self) -> Option<f64> {
+        self.readings.process_started()
+    }
+}
+
 /// Reads the pages of all workers for as long as it is polled; follows the worker list and the settings.
 pub async fn run(fleet: Arc<Fleet>, key: Option<Secret>, connect: Duration) {
     fleet.for_each_worker(false, |worker| scrape_one(fleet.clone(), worker, key.clone(), connect)).await;
@@ -154,6 +160,15 @@ pub(super) fn scrape_request(
 }
 
 impl Fleet {
+    /// Workers whose page is to be read and has not been tried yet: the process has only just started.
+    pub fn unread_pages(&self) -> usize {
+        if self.scrape_settings().interval.is_none() {
+            return 0;
+        }
+        let unread = |worker: &&Arc<Worker>| worker.engine.lock().outcome.is_none();
+        self.snapshot().workers.iter().filter(unread).count()
+    }
+
     fn take_page(&self, worker: &Arc<Worker>, page: Page, before: Given, settings: &Scrape) {
         if !self.is_current(worker) {
             return;

@@ -243,6 +243,11 @@ impl Worker {
         }
     }
 
+    /// When its process began by its own clock, in seconds since 1970, where its page has said so.
+    pub fn process_started(&self) -> Option<f64> {
+        self.engine.lock().process_started()
+    }
+
     /// Seconds since its metrics page was last read.
     pub fn scrape_age(&self, now: Time) -> Option<f64> {
         self.engine.lock().read_at.map(|at| now - at)

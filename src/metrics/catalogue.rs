@@ -177,7 +177,8 @@ families! {
             "Bytes of that, without what the store's protocol adds; `received` has what this router sent itself, which comes back.";
         SHARING_DROPPED = Counter, Count, "warmroute_sharing_dropped_total", [closed::<NewsLost>()],
             "What was not sent, or not taken up: `full`, too much waited for the store; `gap`, others' batches are missing; \
-             `unknown_worker`, placed on one that is not known here; `version`, of a router that speaks another format; `malformed`.";
+             `unknown_worker`, placed on one that is not known here; `restarted`, placed on one whose process has ended since; `routers`, \
+             there are too many of them; `version`, of a router that speaks another format; `malformed`.";
         SHARING_LAG = Gauge, Seconds, "warmroute_sharing_lag_seconds", [],
             "Age of what was taken up last, from the event at another router on.";
     }

@@ -134,6 +134,10 @@ label! {
         Gap = "gap",
         /// Placed on a worker that is not known here.
         UnknownWorker = "unknown_worker",
+        /// Placed on a process that has ended since.
+        Restarted = "restarted",
+        /// More routers than are remembered.
+        Routers = "routers",
         /// In the format of another version.
         Version = "version",
         /// It cannot be read.

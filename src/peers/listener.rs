@@ -4,37 +4,44 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::RedisError;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use super::heard::{Heard, LEASE, Taken};
+use super::heard::{Heard, LEASE, MOST_ROUTERS, Taken};
 use super::news::{self, Name, Unreadable};
 use super::reach::{Side, pause};
+use super::skew::Skew;
 use super::store::{Place, Store};
-use super::{Peers, READY_WITHIN, name_of};
+use super::{Follow, Peers, READY_WITHIN, name_of};
+use crate::core::elsewhere::Copy;
 use crate::core::ids::WorkerId;
-use crate::core::planner::Planner;
+use crate::core::planner::{Ask, Planner};
 use crate::fleet::{Fleet, Snapshot};
 use crate::lifecycle::Clock;
 use crate::metrics::{Forgot, NewsLost, Way};
+
+/// How long the workers' pages are waited for: they say since when their processes run.
+const PAGES_WITHIN: Duration = Duration::from_secs(2);
 
 pub struct Listener<'a> {
     peers: &'a Peers,
     store: &'a Store,
     fleet: Arc<Fleet>,
     planner: Arc<Planner>,
+    beside: Arc<dyn Follow>,
     clock: Clock,
     heard: Heard,
     workers: Workers,
     /// Of the last batch that was read.
     last: Place,
-    /// How far the store's clock is before ours, in milliseconds; no less than it seems by any batch.
-    ahead: f64,
+    skew: Skew,
     /// All that was there has been read: what comes now was said just now.
     caught_up: bool,
+    /// Of which it was said that it is not taken up.
+    refused: Vec<NewsLost>,
 }
 
 impl<'a> Listener<'a> {
@@ -43,11 +50,26 @@ impl<'a> Listener<'a> {
         store: &'a Store,
         fleet: Arc<Fleet>,
         planner: Arc<Planner>,
+        beside: Arc<dyn Follow>,
         clock: Clock,
     ) -> Listener<'a> {
         let (heard, workers) = (Heard::default(), Workers::default());
-        let last = Place::default();
-        Listener { peers, store, fleet, planner, clock, heard, workers, last, ahead: 0.0, caught_up: false }
+        let (last, skew) = (Place::default(), Skew::new(0, clock.now()));
+        let caught_up = false;
+        Listener {
+            peers,
+            store,
+            fleet,
+            planner,
+            beside,
+            clock,
+            heard,
+            workers,
+            last,
+            skew,
+            caught_up,
+            refused: Vec::new(),
+        }
     }
 
     /// Listens for as long as it is polled.
@@ -64,24 +86,26 @@ impl<'a> Listener<'a> {
         }
     }
 
-    /// What is said of workers that are not known yet would be lost.
+    /// What is said of workers that are not known yet would be lost, and what was said of one before its process began be believed.
     async fn know_workers(&self) {
         const LOOK: Duration = Duration::from_millis(20);
         let begun = Instant::now();
         while self.fleet.awaited_sources() > 0 && begun.elapsed() < READY_WITHIN {
             sleep(LOOK).await;
         }
+        let begun = Instant::now();
+        while self.fleet.unread_pages() > 0 && begun.elapsed() < PAGES_WITHIN {
+            sleep(LOOK).await;
+        }
+        self.beside.prepare();
     }
 
     /// Reads until the store fails.
     async fn follow(&mut self) -> Result<Infallible, RedisError> {
         let mut link = self.store.connect().await?;
         let newest = self.store.newest(&mut link).await?.unwrap_or_default();
-        if newest < self.last {
-            // Another store, or its data is gone: whatever is there was said after what is known, or is known by its number.
-            self.last = Place::default();
-        }
-        self.ahead = newest.ms as f64 - self.clock.now().0 * 1e3;
+        self.begin_anew_after(newest);
+        self.skew = Skew::new(newest.ms, self.clock.now());
         self.caught_up = self.last >= newest;
         loop {
             if self.caught_up {
@@ -90,8 +114,13 @@ impl<'a> Listener<'a> {
                 self.expire();
             }
             let batches = self.store.read(&mut link, self.last).await?;
-            // Of what was there at first, some may have been trimmed away since.
-            self.caught_up |= batches.is_empty();
+            if batches.is_empty() {
+                // Of what was there at first, some may have been trimmed away since.
+                self.caught_up = true;
+                // Somebody speaks each second, ourselves if nobody else does: perhaps the stream is another one, and its clock behind.
+                let newest = self.store.newest(&mut link).await?.unwrap_or_default();
+                self.begin_anew_after(newest);
+            }
             for (place, bytes) in batches {
                 self.take(place, &bytes);
                 // There may be thousands of them, and requests on this thread.
@@ -101,29 +130,50 @@ impl<'a> Listener<'a> {
         }
     }
 
+    /// Another store, or its data is gone: whatever is there was said after what is known, or is known by its number.
+    fn begin_anew_after(&mut self, newest: Place) {
+        if newest < self.last {
+            self.last = Place::default();
+        }
+    }
+
     fn take(&mut self, place: Place, bytes: &[u8]) {
         self.last = place;
-        let sharing = &self.peers.metrics.sharing;
+        let peers = self.peers;
+        let sharing = &peers.metrics.sharing;
         sharing.bytes.inc_by(Way::Received, bytes.len());
         let now = self.clock.now();
-        self.ahead = self.ahead.max(place.ms as f64 - now.0 * 1e3);
+        let mut late = self.skew.late(place.ms, now);
         let batch = match news::read(bytes) {
             Ok(batch) if batch.router == self.peers.id => return,
             Ok(batch) => batch,
-            Err(Unreadable::Version) => return sharing.dropped.inc(NewsLost::Version),
-            Err(Unreadable::Malformed) => return sharing.dropped.inc(NewsLost::Malformed),
+            Err(Unreadable::Version) => return self.refuse(NewsLost::Version),
+            Err(Unreadable::Malformed) => return self.refuse(NewsLost::Malformed),
         };
-        let mut late = (now.0 * 1e3 + self.ahead - place.ms as f64) / 1e3;
         if self.caught_up && late > LEASE {
-            // The store's clock was put back.
-            (self.ahead, late) = (place.ms as f64 - now.0 * 1e3, 0.0);
+            self.skew.set_back(place.ms, now);
+            late = 0.0;
         }
         self.workers.follow(&self.fleet);
-        let workers = &self.workers;
-        let Taken { news, unknown, gap, age, emptied } =
-            self.heard.take(batch, now + -late, &self.planner, |name| workers.find(name));
+        let Listener { workers, planner, beside, fleet, skew, heard, .. } = &mut *self;
+        let (mut unknown, mut gone) = (0, 0);
+        let copy = |ask: &Ask, name, at| {
+            let Some(worker) = workers.find(name) else {
+                unknown += 1;
+                return None;
+            };
+            if begun_since(fleet, worker, skew.stamp(at)) {
+                gone += 1;
+                return None;
+            }
+            Copy::of(planner, ask, worker, at, beside.follow(ask, worker, at))
+        };
+        let Some(Taken { news, gap, age, emptied }) = heard.take(batch, now + -late, copy) else {
+            return self.refuse(NewsLost::Routers);
+        };
         sharing.news.inc_by(Way::Received, news);
         sharing.dropped.inc_by(NewsLost::UnknownWorker, unknown);
+        sharing.dropped.inc_by(NewsLost::Restarted, gone);
         sharing.dropped.inc_by(NewsLost::Gap, usize::from(gap));
         if news > 0 {
             sharing.lag.set(late + age);
@@ -136,10 +186,42 @@ impl<'a> Listener<'a> {
         sharing.peers.set(self.heard.routers() as i64);
     }
 
+    /// Counts what cannot be taken up, and says so the first time.
+    fn refuse(&mut self, why: NewsLost) {
+        self.peers.metrics.sharing.dropped.inc(why);
+        if self.refused.contains(&why) {
+            return;
+        }
+        self.refused.push(why);
+        let stream = self.store.key();
+        match why {
+            NewsLost::Version => tracing::warn!(
+                stream,
+                "a router of another version writes to the stream of sharing: neither takes up what the other says"
+            ),
+            NewsLost::Routers => tracing::warn!(
+                stream,
+                "more than {MOST_ROUTERS} routers write to the stream of sharing: what further ones say is not taken up"
+            ),
+            _ => tracing::warn!(
+                stream,
+                "something else than routers writes to the stream of sharing, or what they wrote was changed: it is not taken up"
+            ),
+        }
+    }
+
     fn expire(&mut self) {
         self.heard.expire(self.clock.now());
         self.peers.metrics.sharing.peers.set(self.heard.routers() as i64);
     }
+}
+
+/// Whether the worker's process began after `then` of the store's clock, so that what was sent there is gone. Not if it has yet to begin: then
+/// its clock is before ours, and nothing is known.
+fn begun_since(fleet: &Fleet, worker: WorkerId, then: f64) -> bool {
+    let begun = fleet.snapshot().worker(worker).and_then(|worker| worker.process_started());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    begun.is_some_and(|begun| then < begun && begun <= now)
 }
 
 /// Who is meant by a name.

@@ -8,13 +8,18 @@ use std::sync::Arc;
 
 use crate::core::blocks::{Chain, Widths};
 use crate::core::booking::Finished;
+use crate::core::elsewhere;
 use crate::core::ids::BlockHash;
 use crate::core::planner::Ask;
 
 /// Of the format: batches of another one are left alone.
 pub const VERSION: u8 = 1;
-/// Largest batch that is read.
+/// What may be a version in the times to come; anything else was not written by a router.
+const LATEST: u8 = 15;
+/// Largest batch that is read, and the most that is said in one. A router sends what it has at 64 KiB, and a prompt of a million tokens
+/// takes 32 KiB.
 pub const MOST_BYTES: usize = 4 << 20;
+const MOST_SAID: usize = 65_536;
 
 /// A worker, by what all routers know of it.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
@@ -25,19 +30,7 @@ pub struct Name {
     pub pod: u64,
 }
 
-/// What befell a request.
-#[derive(Clone, Debug)]
-pub enum News {
-    Placed(Ask, Name),
-    FirstToken,
-    Finished(Finished),
-    /// It ended otherwise. Not `committed`: its worker never began on it.
-    Lost {
-        committed: bool,
-    },
-    /// The router itself leaves, and all that it has open is over.
-    Left,
-}
+pub type News = elsewhere::News<Name>;
 
 /// One thing that was said.
 #[derive(Clone, Debug)]
@@ -159,8 +152,8 @@ pub fn read(bytes: &[u8]) -> Result<Batch, Unreadable> {
     let mut reader = Reader { left: bytes };
     match reader.byte() {
         Some(VERSION) if bytes.len() <= MOST_BYTES => reader.batch().ok_or(Unreadable::Malformed),
-        Some(VERSION) | None => Err(Unreadable::Malformed),
-        Some(_) => Err(Unreadable::Version),
+        Some(1..=LATEST) if bytes[0] != VERSION => Err(Unreadable::Version),
+        _ => Err(Unreadable::Malformed),
     }
 }
 
@@ -173,6 +166,10 @@ impl Reader<'_> {
         let (router, number) = (self.fixed()?, self.varint()?);
         let mut said = Vec::new();
         while !self.left.is_empty() {
+            // Little is written of a thing that takes much more when it is read.
+            if said.len() == MOST_SAID {
+                return None;
+            }
             said.push(self.said()?);
         }
         Some(Batch { router, number, said })
@@ -366,6 +363,14 @@ mod tests {
         assert_eq!(read(&bytes).unwrap_err(), Unreadable::Version);
         assert_eq!(read(&[]).unwrap_err(), Unreadable::Malformed);
         assert_eq!(read(&vec![VERSION; MOST_BYTES + 1]).unwrap_err(), Unreadable::Malformed);
+        assert_eq!(read(b"x").unwrap_err(), Unreadable::Malformed);
+        let many = |count| {
+            let mut writer = Writer::begin(1, 1);
+            (0..count).for_each(|_| writer.say(&Said { age: 0, request: 1, news: News::FirstToken }));
+            read(&writer.finish()).map(|batch| batch.said.len())
+        };
+        assert_eq!(many(MOST_SAID), Ok(MOST_SAID));
+        assert_eq!(many(MOST_SAID + 1), Err(Unreadable::Malformed));
     }
 
     #[test]

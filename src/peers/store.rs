@@ -8,10 +8,10 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
-    RedisResult, TlsCertificates, Value, cmd,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    RedisError, RedisResult, TlsCertificates, Value, cmd,
 };
-use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
 
 use crate::config::{Secret, Sharing, StoreKind};
 use crate::core::blocks::HashKey;
@@ -23,6 +23,9 @@ const ANSWER: Duration = Duration::from_secs(4);
 pub const WAIT: Duration = Duration::from_secs(1);
 /// Batches that are read at once.
 pub const AT_ONCE: usize = 256;
+
+/// Of an entry's fields the only one: news.
+const FIELD: &str = "n";
 
 /// Where a batch is in the stream.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -42,15 +45,14 @@ impl Place {
 enum Access {
     Server(Client),
     Cluster(ClusterClient),
-    /// Asked for the primary server at each connection.
-    Sentinel(Mutex<SentinelClient>),
+    /// Who know the primary server.
+    Sentinel(SentinelClient),
 }
 
 /// How the store is reached, and the stream in it.
 pub struct Store {
-    access: Access,
+    sharing: Sharing,
     key: String,
-    most: usize,
 }
 
 impl Store {
@@ -59,29 +61,34 @@ impl Store {
     /// # Errors
     /// Names the key at fault.
     pub fn new(sharing: &Sharing, hash_key: &HashKey, block_bytes: usize) -> Result<Arc<Store>, String> {
-        let access = access(sharing)?;
+        access(sharing)?;
         let kind = format!("warmroute stream of news, blocks of {block_bytes}");
         let fingerprint = blake3::keyed_hash(&hash_key.0, kind.as_bytes()).to_hex();
         let key = format!("{}:news:{}", sharing.key_prefix, &fingerprint[..16]);
-        Ok(Arc::new(Store { access, key, most: sharing.most }))
+        Ok(Arc::new(Store { sharing: sharing.clone(), key }))
     }
 
     pub fn key(&self) -> &str {
         &self.key
     }
 
+    /// With the password and the authorities that the files have now.
+    ///
     /// # Errors
     /// If it cannot be reached, or turns the password away.
     pub async fn connect(&self) -> RedisResult<Link> {
+        let sharing = self.sharing.clone();
+        let access = spawn_blocking(move || access(&sharing)).await.map_err(std::io::Error::from)?;
+        let unusable = |why| RedisError::from((ErrorKind::InvalidClientConfig, "cannot be used", why));
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT))
             .set_response_timeout(Some(WAIT + ANSWER));
-        Ok(match &self.access {
+        Ok(match access.map_err(unusable)? {
             Access::Server(client) => {
                 Link::Server(client.get_multiplexed_async_connection_with_config(&config).await?)
             }
-            Access::Sentinel(client) => {
-                Link::Server(client.lock().await.get_async_connection_with_config(&config).await?)
+            Access::Sentinel(mut client) => {
+                Link::Server(client.get_async_connection_with_config(&config).await?)
             }
             Access::Cluster(client) => Link::Cluster(client.get_async_connection().await?),
         })
@@ -93,7 +100,7 @@ impl Store {
     /// Of which it is not known whether it was added.
     pub async fn add(&self, link: &mut Link, batch: &[u8]) -> RedisResult<()> {
         let mut add = cmd("XADD");
-        add.arg(&self.key).arg("MAXLEN").arg("~").arg(self.most).arg("*").arg("n").arg(batch);
+        add.arg(&self.key).arg("MAXLEN").arg("~").arg(self.sharing.most).arg("*").arg(FIELD).arg(batch);
         link.ask(&add).await.map(drop)
     }
 
@@ -146,19 +153,19 @@ fn of_stream(stream: Value) -> Vec<(Place, Vec<u8>)> {
     }
 }
 
-/// `[[id, [name, bytes]], ..]`; what has another form is left out.
+/// `[[id, [name, bytes]], ..]`; of what has other fields only the place is known.
 fn entries(answer: Value) -> Vec<(Place, Vec<u8>)> {
     let Value::Array(entries) = answer else { return Vec::new() };
     let entry = |entry| {
         let Value::Array(parts) = entry else { return None };
         let mut parts = parts.into_iter();
         let Some(Value::BulkString(id)) = parts.next() else { return None };
-        let bytes = match parts.next() {
-            Some(Value::Array(mut fields)) => fields.pop(),
+        let fields = match parts.next() {
+            Some(Value::Array(fields)) => <[Value; 2]>::try_from(fields).ok(),
             _ => None,
         };
-        let bytes = match bytes {
-            Some(Value::BulkString(bytes)) => bytes,
+        let bytes = match fields {
+            Some([Value::BulkString(name), Value::BulkString(bytes)]) if name == FIELD.as_bytes() => bytes,
             _ => Vec::new(),
         };
         Some((Place::parse(&id)?, bytes))
@@ -176,7 +183,8 @@ fn access(sharing: &Sharing) -> Result<Access, String> {
             Some(TlsCertificates { client_tls: None, root_cert: Some(ca) })
         }
     };
-    let infos = sharing.urls.iter().map(|url| info(sharing, url.as_str()));
+    let password = sharing.password()?;
+    let infos = sharing.urls.iter().map(|url| info(sharing, password.as_ref(), url.as_str()));
     let infos = infos.collect::<RedisResult<Vec<ConnectionInfo>>>().map_err(key)?;
     match sharing.kind {
         StoreKind::Server => {
@@ -195,17 +203,17 @@ fn access(sharing: &Sharing) -> Result<Access, String> {
             }
             builder.build().map(Access::Cluster).map_err(key)
         }
-        StoreKind::Sentinel => sentinel(sharing, &infos, certificates).map_err(key),
+        StoreKind::Sentinel => sentinel(sharing, password.as_ref(), &infos, certificates).map_err(key),
     }
 }
 
-fn info(sharing: &Sharing, url: &str) -> RedisResult<ConnectionInfo> {
+fn info(sharing: &Sharing, password: Option<&Secret>, url: &str) -> RedisResult<ConnectionInfo> {
     let info = url.into_connection_info()?;
     let mut settings = info.redis_settings().clone();
     if let Some(user) = &sharing.user {
         settings = settings.set_username(user);
     }
-    if let Some(Secret(password)) = &sharing.password {
+    if let Some(Secret(password)) = password {
         settings = settings.set_password(password);
     }
     Ok(info.set_redis_settings(settings))
@@ -213,6 +221,7 @@ fn info(sharing: &Sharing, url: &str) -> RedisResult<ConnectionInfo> {
 
 fn sentinel(
     sharing: &Sharing,
+    password: Option<&Secret>,
     infos: &[ConnectionInfo],
     certificates: Option<TlsCertificates>,
 ) -> RedisResult<Access> {
@@ -229,13 +238,13 @@ fn sentinel(
     if let Some(user) = &sharing.user {
         builder = builder.set_client_to_redis_username(user).set_client_to_sentinel_username(user);
     }
-    if let Some(Secret(password)) = &sharing.password {
+    if let Some(Secret(password)) = password {
         builder = builder.set_client_to_redis_password(password).set_client_to_sentinel_password(password);
     }
     if let Some(info) = infos.first() {
         builder = builder.set_client_to_redis_db(info.redis_settings().db());
     }
-    builder.build().map(|client| Access::Sentinel(Mutex::new(client)))
+    builder.build().map(Access::Sentinel)
 }
 
 #[cfg(test)]
@@ -245,7 +254,7 @@ mod tests {
 
     fn sharing(kind: StoreKind, urls: &[&str]) -> Sharing {
         let urls = urls.iter().map(|url| StoreUrl::parse(url).unwrap()).collect();
-        Sharing { kind, urls, password: Some(Secret("p".to_owned())), ..Sharing::default() }
+        Sharing { kind, urls, ..Sharing::default() }
     }
 
     #[test]
@@ -281,11 +290,13 @@ mod tests {
         let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let entry = |id: &str, fields| Value::Array(vec![bulk(id), fields]);
         let good = entry("5-1", Value::Array(vec![bulk("n"), bulk("bytes")]));
-        let odd = vec![good, entry("x", Value::Nil), entry("6-0", Value::Nil), Value::Int(3)];
+        let other = entry("7-0", Value::Array(vec![bulk("a"), bulk("bytes")]));
+        let odd = vec![good, entry("x", Value::Nil), entry("6-0", Value::Nil), Value::Int(3), other];
         let read = entries(Value::Array(odd));
         assert_eq!(read[0], (Place { ms: 5, number: 1 }, b"bytes".to_vec()));
         assert_eq!(read[1], (Place { ms: 6, number: 0 }, Vec::new()), "its place counts");
-        assert_eq!(read.len(), 2);
+        assert_eq!(read[2], (Place { ms: 7, number: 0 }, Vec::new()));
+        assert_eq!(read.len(), 3);
         assert!(entries(Value::Nil).is_empty() && of_stream(Value::Okay).is_empty());
     }
 }
