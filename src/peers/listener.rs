@@ -10,7 +10,7 @@ use redis::RedisError;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use super::heard::{Heard, LEASE, MOST_ROUTERS, Taken};
+use super::heard::{Heard, MOST_ROUTERS, Taken};
 use super::news::{self, Name, Unreadable};
 use super::reach::{Side, pause};
 use super::skew::Skew;
@@ -143,17 +143,13 @@ impl<'a> Listener<'a> {
         let sharing = &peers.metrics.sharing;
         sharing.bytes.inc_by(Way::Received, bytes.len());
         let now = self.clock.now();
-        let mut late = self.skew.late(place.ms, now);
+        let late = self.skew.late(place.ms, now, self.caught_up);
         let batch = match news::read(bytes) {
             Ok(batch) if batch.router == self.peers.id => return,
             Ok(batch) => batch,
             Err(Unreadable::Version) => return self.refuse(NewsLost::Version),
             Err(Unreadable::Malformed) => return self.refuse(NewsLost::Malformed),
         };
-        if self.caught_up && late > LEASE {
-            self.skew.set_back(place.ms, now);
-            late = 0.0;
-        }
         self.workers.follow(&self.fleet);
         let Listener { workers, planner, beside, fleet, skew, heard, .. } = &mut *self;
         let (mut unknown, mut gone) = (0, 0);
