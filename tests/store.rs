@@ -325,6 +325,25 @@ fn pulse(router: u64, number: u64) -> Vec<u8> {
     Writer::begin(router, number).finish()
 }
 
+/// What docs/kubernetes.md says that a user of its own needs.
+#[tokio::test]
+async fn a_user_who_may_do_only_what_is_needed() {
+    let (log, _guard) = Log::begin();
+    let Some(redis) = Redis::start().await else { return };
+    let secret = format!(">{PASSWORD}");
+    let words =
+        ["ACL", "SETUSER", "warmroute", "on", &secret, "~warmroute:*", "+xadd", "+xread", "+xrevrange"];
+    let said = redis.ask(&[words.iter().map(|word| word.as_bytes()).collect()]).await;
+    assert!(!said.contains('-'), "{said}");
+    let fleet = workers(1).await;
+    let mut config = redis.shared(TestRouter::config_at(Mode::Kv, fleet.addresses()));
+    config.sharing.iter_mut().for_each(|sharing| sharing.user = Some("warmroute".to_owned()));
+    let router = TestRouter::start(config).await;
+    router.metric_is("warmroute_sharing_connected", 1.0).await;
+    serves(&router, 0).await;
+    assert!(log.lines("WARN").is_empty(), "{:?}", log.lines("WARN"));
+}
+
 #[tokio::test]
 async fn a_stream_that_is_deleted_is_begun_anew() {
     let (log, _guard) = Log::begin();

@@ -144,6 +144,12 @@ impl Writer {
     }
 }
 
+/// Whose batch it is, if it is one.
+pub fn router_of(bytes: &[u8]) -> Option<u64> {
+    let (router, _) = bytes.strip_prefix(&[VERSION])?.split_first_chunk()?;
+    Some(u64::from_le_bytes(*router))
+}
+
 /// Reads a batch.
 ///
 /// # Errors
@@ -337,6 +343,7 @@ mod tests {
         for number in [0, 127, 128, u64::MAX] {
             let (bytes, said) = written(number);
             let batch = read(&bytes).unwrap();
+            assert_eq!(router_of(&bytes), Some(batch.router));
             assert_eq!((batch.router, batch.number), (0x1122_3344_5566_7788, number));
             let (is, was): (Vec<_>, Vec<_>) =
                 (batch.said.iter().map(shown).collect(), said.iter().map(shown).collect());

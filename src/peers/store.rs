@@ -21,8 +21,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(4);
 /// How long a read waits for news.
 pub const WAIT: Duration = Duration::from_secs(1);
-/// Batches that are read at once.
-pub const AT_ONCE: usize = 256;
+/// Batches that are read at once: some megabytes where all are full.
+pub const AT_ONCE: usize = 64;
 
 /// Of an entry's fields the only one: news.
 const FIELD: &str = "n";
