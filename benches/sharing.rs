@@ -1,5 +1,5 @@
-//! What sharing costs: three routers of one process each, over a redis-server, that place and end requests of 8,000 tokens without
-//! HTTP around it; the same without sharing is taken off. `cargo bench --bench sharing [-- DECISIONS_PER_SECOND SECONDS]`.
+//! What sharing costs: three routers, or so many, of one process each, over a redis-server, that place and end requests of 8,000 tokens
+//! without HTTP around it; the same without sharing is to be taken off. `cargo bench --bench sharing [-- DECISIONS_PER_SECOND SECONDS ROUTERS]`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench")]
 
@@ -20,7 +20,6 @@ use warmroute::lifecycle::Stop;
 use warmroute::peers::claim::Claim;
 use warmroute::proxy::Proxy;
 
-const ROUTERS: usize = 3;
 const WORKERS: u16 = 16;
 /// Blocks of 256 bytes: those that a conversation has in common with its turn before, and those that are new.
 const KNOWN: u64 = 110;
@@ -40,7 +39,7 @@ fn main() {
         return router(port.parse().ok(), rate.parse().unwrap(), seconds.parse().unwrap());
     }
     let number = |at: usize, other: f64| args.get(at).map_or(other, |arg| arg.parse().unwrap());
-    let (rate, seconds) = (number(0, 1_000.0), number(1, 20.0));
+    let (rate, seconds, routers) = (number(0, 1_000.0), number(1, 20.0), number(2, 3.0) as usize);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let directory = tempfile::tempdir().unwrap();
     let mut redis = Command::new("redis-server");
@@ -53,8 +52,8 @@ fn main() {
     };
     for (what, port) in [("nothing shared", "none".to_owned()), ("shared", port.to_string())] {
         let before = cpu_seconds(&redis.id().to_string());
-        let each = (rate / ROUTERS as f64).to_string();
-        let routers: Vec<Child> = (0..ROUTERS)
+        let each = (rate / routers as f64).to_string();
+        let running: Vec<Child> = (0..routers)
             .map(|_| {
                 let mut router = Command::new(std::env::current_exe().unwrap());
                 router
@@ -64,15 +63,25 @@ fn main() {
                     .unwrap()
             })
             .collect();
-        println!("{what}, {rate} decisions a second of {ROUTERS} routers:");
-        for router in routers {
+        println!("{what}, {rate} decisions a second of {routers} routers:");
+        for router in running {
             print!("  {}", String::from_utf8(router.wait_with_output().unwrap().stdout).unwrap());
         }
         let store = (cpu_seconds(&redis.id().to_string()) - before) / (seconds + WARM_UP.as_secs_f64());
         println!("  store: {:.1} % of a core", 100.0 * store);
     }
+    println!("  {}", kept(port).unwrap());
     redis.kill().unwrap();
     redis.wait().unwrap();
+}
+
+/// What the stream takes.
+fn kept(port: u16) -> redis::RedisResult<String> {
+    let mut store = redis::Client::open(format!("redis://127.0.0.1:{port}"))?.get_connection()?;
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut store)?;
+    let batches: usize = redis::cmd("XLEN").arg(&keys[0]).query(&mut store)?;
+    let bytes: f64 = redis::cmd("MEMORY").arg("USAGE").arg(&keys[0]).query(&mut store)?;
+    Ok(format!("kept: {batches} batches in {:.1} MB", bytes / 1e6))
 }
 
 /// Of all threads of a process, in the system and outside.

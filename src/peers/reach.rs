@@ -107,25 +107,27 @@ impl Reach {
 
 /// What is most likely wrong, and where to look.
 fn hint(error: &RedisError) -> Option<&'static str> {
-    let by_code = match error.code()? {
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return Some("see sharing.password_file and sharing.user");
+    }
+    Some(match error.code()? {
         "OOM" => "it has no memory left: raise its maxmemory, or lower sharing.most",
         "READONLY" => {
             "it is a replica: name the primary server, or its sentinels with sharing.kind: sentinel"
         }
-        "WRONGPASS" | "NOAUTH" => "see sharing.password_file and sharing.user",
+        "NOAUTH" | "WRONGPASS" => "see sharing.password_file and sharing.user",
         "NOPERM" => "sharing.user needs XADD, XREAD and XREVRANGE on keys that begin with sharing.key_prefix",
         "WRONGTYPE" => {
             "something else has a key where the stream would be: give sharing.key_prefix another name"
         }
-        "MOVED" | "ASK" | "CROSSSLOT" | "CLUSTERDOWN" => {
+        "MOVED" | "ASK" | "CROSSSLOT" => {
             "it is part of a cluster: sharing.kind: cluster, and some of its servers in sharing.urls"
         }
+        "CLUSTERDOWN" => "it is part of a cluster, of which no server has the stream",
         "MISCONF" => "it cannot write to its disk, and so takes nothing",
-        "LOADING" => "it reads its data from disk",
-        _ if error.kind() == ErrorKind::AuthenticationFailed => "see sharing.password_file and sharing.user",
+        "LOADING" => "it still reads its data from disk",
         _ => return None,
-    };
-    Some(by_code)
+    })
 }
 
 /// The pause before the next attempt, after so many that have failed. `chance` is from 0 to 1: routers do not come back all at once.
