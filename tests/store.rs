@@ -388,7 +388,7 @@ async fn entries_of_strangers_are_left_alone_and_said_once() {
     scene.add((0..20).map(|_| of_version(VERSION + 1))).await;
     scene.add((0..20).map(|_| vec![VERSION, 1, 2, 3])).await;
     // Larger than any router writes, and without the field that is looked for.
-    scene.add([[&[VERSION][..], &[0; 5 << 20]].concat()]).await;
+    scene.add([[&[VERSION][..], &[0; 2 << 20]].concat()]).await;
     scene.redis.tell(&format!("XADD {} * a b c d\r\nXADD {} * n x\r\n", scene.key, scene.key)).await;
     scene.each_is("warmroute_sharing_dropped_total{reason=\"version\"}", 20.0).await;
     scene.each_is("warmroute_sharing_dropped_total{reason=\"malformed\"}", 23.0).await;

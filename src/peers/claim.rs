@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
-use super::news::{Name, News};
+use super::news::{MOST_BLOCKS, Name, News};
 use crate::core::booking::Booking;
 use crate::core::elsewhere::{self, Tell};
 use crate::core::ids::Time;
@@ -44,8 +44,11 @@ impl Teller {
         (Teller { sender, next: AtomicU64::new(1), lost: AtomicBool::new(false), metrics }, receiver)
     }
 
-    /// The claim of a request that was placed at `now` on the worker of that name.
+    /// The claim of a request that was placed at `now` on the worker of that name. Of one whose prompt would fill a batch nobody is told.
     pub fn claim(self: &Arc<Self>, booking: Booking, ask: &Ask, worker: Name, now: Time) -> Claim {
+        if ask.chain.hashes.len() > MOST_BLOCKS {
+            return Claim::silent(booking);
+        }
         let request = self.next.fetch_add(1, Ordering::Relaxed);
         Claim::told(booking, self.clone(), request, ask, worker, now)
     }
@@ -75,9 +78,14 @@ mod tests {
     use super::*;
     use crate::core::blocks::Chain;
     use crate::core::booking::Finished;
+    use crate::core::ids::BlockHash;
     use crate::core::planner::{Planner, Policy, Settings, WorkerSpec};
 
     fn claim(teller: &Arc<Teller>) -> Claim {
+        claim_of(teller, Chain::empty())
+    }
+
+    fn claim_of(teller: &Arc<Teller>, chain: Chain) -> Claim {
         let planner = Planner::new(Settings::default());
         let worker = planner.add_worker(WorkerSpec {
             key: 1,
@@ -85,13 +93,7 @@ mod tests {
             engine_block_tokens: 16,
             prefill_speed: None,
         });
-        let ask = Ask {
-            chain: Chain::empty(),
-            block_tokens: 64.0,
-            prompt_tokens: 10.0,
-            output_tokens: 1.0,
-            streams: true,
-        };
+        let ask = Ask { chain, block_tokens: 64.0, prompt_tokens: 10.0, output_tokens: 1.0, streams: true };
         let (_, booking) = planner.plan(&ask, &[worker], Policy::Kv, Time(1.0), 0).unwrap();
         teller.claim(booking, &ask, Name { key: 1, pod: 0 }, Time(1.0))
     }
@@ -124,6 +126,17 @@ mod tests {
             said[3..],
             ["1 2 placed", "1 2 Lost { committed: false }", "1 3 placed", "5 3 Lost { committed: true }"]
         );
+    }
+
+    #[test]
+    fn of_a_prompt_that_would_fill_a_batch_nobody_is_told() {
+        let (teller, mut receiver) = Teller::new(Metrics::new());
+        let teller = Arc::new(teller);
+        let chain = |blocks: usize| Chain::even((0..blocks as u64).map(BlockHash).collect(), 0);
+        claim_of(&teller, chain(MOST_BLOCKS + 1)).finish(Finished::default(), Time(2.0));
+        assert!(all(&mut receiver).is_empty());
+        claim_of(&teller, chain(MOST_BLOCKS)).finish(Finished::default(), Time(2.0));
+        assert_eq!(all(&mut receiver).len(), 2);
     }
 
     #[test]

@@ -81,7 +81,8 @@ impl Heard {
         }
         router.number = number;
         for Said { age, request, news } in said {
-            let seconds = age as f64 / 1e3;
+            // Of one that was dropped only the time before is known, when something else befell it.
+            let seconds = if matches!(news, News::Lost { .. }) { 0.0 } else { age as f64 / 1e3 };
             let at = sent + -seconds;
             taken.news += 1;
             taken.age = seconds.max(taken.age);
@@ -201,6 +202,17 @@ mod tests {
         assert_eq!((given.open, given.prefills, given.answered), (0, 0, 1));
         assert_eq!(given.asked, 700.0, "as its answer told; the other was never begun");
         assert_eq!(table.blocks(), 10, "and has left nothing");
+    }
+
+    /// A request that was cut says when its first token came, which may be an hour ago.
+    #[test]
+    fn what_was_dropped_was_dropped_just_now() {
+        let mut table = Table::new();
+        table.hear(7, 1, 1.0, vec![(1, placed(0))]);
+        let lost = Said { age: 3_600_000, request: 1, news: News::Lost { committed: true } };
+        let batch = Batch { router: 7, number: 2, said: vec![lost] };
+        let taken = table.heard.take(batch, Time(3_601.0), |_, _, _| None).unwrap();
+        assert_eq!((taken.news, taken.age, table.open()), (1, 0.0, 0));
     }
 
     #[test]

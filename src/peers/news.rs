@@ -17,9 +17,11 @@ pub const VERSION: u8 = 1;
 /// What may be a version in the times to come; anything else was not written by a router.
 const LATEST: u8 = 15;
 /// Largest batch that is read, and the most that is said in one. A router sends what it has at 64 KiB, and a prompt of a million tokens
-/// takes 32 KiB.
-pub const MOST_BYTES: usize = 4 << 20;
+/// takes 32 KiB more.
+pub const MOST_BYTES: usize = 1 << 20;
 const MOST_SAID: usize = 65_536;
+/// Blocks of a prompt that is told of: 64 MiB of text, some sixteen million tokens.
+pub const MOST_BLOCKS: usize = MOST_BYTES / 8 / 2;
 
 /// A worker, by what all routers know of it.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
