@@ -86,6 +86,27 @@ async fn events_come_through_one_by_one_as_they_are_made() {
     }
 }
 
+/// Many events in one piece, and what becomes of the answer right behind them.
+#[tokio::test]
+async fn events_that_come_at_once_are_whole_whatever_follows_them() {
+    let events: Vec<String> = (0..400).map(|n| format!("data: {{\"n\":{n}}}\n\n")).collect();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let chunks: String = events.iter().map(|event| format!("{:x}\r\n{event}\r\n", event.len())).collect();
+    for (end, broken) in
+        [("0\r\n\r\n", false), ("0\r\nx-trailer: 1\r\n\r\n", false), ("", true), ("zz\r\n", true)]
+    {
+        let engine = FakeEngine::start().await;
+        engine.next(vec![Step::send(format!("{head}{chunks}{end}")), Step::Close]);
+        let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+        let mut client = router.client().await;
+        let answer = client.post("/v1/chat/completions", &chat("hi")).await;
+        let text = answer.text();
+        let rest = text.strip_prefix(&events.concat()).unwrap_or_else(|| panic!("{end:?}: {text}"));
+        assert_eq!(rest.contains("stream_broken"), broken, "{end:?}: {rest}");
+        assert!(broken || rest.is_empty(), "{end:?}: {rest}");
+    }
+}
+
 #[tokio::test]
 async fn the_workers_own_errors_come_back_as_they_are() {
     let engine = FakeEngine::start().await;

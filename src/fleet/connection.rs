@@ -17,7 +17,7 @@ use http::{Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
+use hyper::client::conn::{TrySendError, http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
@@ -41,6 +41,8 @@ const IDLE_CONNECTIONS: usize = 512;
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Most that is read from a worker ahead of what its client takes, and the largest response head.
 const READ_AHEAD: usize = 64 << 10;
+/// Pieces of an answer that are there at once are joined up to this length, give or take a piece.
+const JOINED: usize = 16 << 10;
 
 /// What the system says when it has no socket, port or memory left for a connection.
 const OUT_OF_SOCKETS: [Errno; 5] =
@@ -164,7 +166,8 @@ pub struct Connection {
     switched: bool,
     heard: Arc<AtomicBool>,
     reused: bool,
-    idle_since: Instant,
+    /// When it was last taken out of the pool or put there.
+    since: Instant,
     _counted: Counted,
 }
 
@@ -177,7 +180,8 @@ pub struct Tunnel {
 }
 
 impl Connection {
-    async fn open(shared: &Shared, limit: Duration) -> Result<Connection, ExchangeError> {
+    /// Boxed, as it moves often: to and from the pool, into an answer.
+    async fn open(shared: &Shared, limit: Duration) -> Result<Box<Connection>, ExchangeError> {
         let Shared { origin, secure, open, .. } = shared;
         let stream = within(limit, stream::connect(origin)).await.map_err(ExchangeError::of_connecting)?;
         let stream = if origin.is_https() {
@@ -193,16 +197,16 @@ impl Connection {
             .await
             .map_err(ExchangeError::Broken)?;
         open.inc();
-        Ok(Connection {
+        Ok(Box::new(Connection {
             sender,
             driver: Some(driver),
             ended: false,
             switched: false,
             heard,
             reused: false,
-            idle_since: Instant::now(),
+            since: Instant::now(),
             _counted: Counted(open.clone()),
-        })
+        }))
     }
 
     /// Moves bytes as far as they go.
@@ -238,11 +242,25 @@ impl Connection {
     }
 
     /// Sends `request` and waits for the response head.
-    async fn exchange(mut self, pool: Pool, request: Outgoing) -> Result<Response<Answer>, ExchangeError> {
+    fn exchange(
+        mut self: Box<Self>,
+        pool: Pool,
+        request: Outgoing,
+    ) -> impl Future<Output = Result<Response<Answer>, ExchangeError>> {
         self.heard.store(false, Ordering::Relaxed);
-        let sent_at = Instant::now();
         let asks_to_switch = request.headers().contains_key(header::UPGRADE);
-        let mut sending = pin!(self.sender.try_send_request(request));
+        // Handed over here, so that the future does not hold it too.
+        let sending = self.sender.try_send_request(request);
+        self.answer(pool, sending, asks_to_switch)
+    }
+
+    async fn answer(
+        mut self: Box<Self>,
+        pool: Pool,
+        sending: impl Future<Output = Result<Response<Incoming>, TrySendError<Outgoing>>>,
+        asks_to_switch: bool,
+    ) -> Result<Response<Answer>, ExchangeError> {
+        let mut sending = pin!(sending);
         let sent = std::future::poll_fn(|cx| {
             if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
                 return Poll::Ready(sent);
@@ -256,14 +274,14 @@ impl Connection {
         match sent {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 if asks_to_switch {
-                    Ok(response.map(|body| Answer { body, ahead: None, connection: Some(self), pool }))
+                    Ok(response.map(|body| Answer::new(body, self, pool)))
                 } else {
                     Err(ExchangeError::Unasked)
                 }
             }
             Ok(response) => Ok(response.map(|body| {
                 self.switched = false;
-                let mut answer = Answer { body, ahead: None, connection: Some(self), pool };
+                let mut answer = Answer::new(body, self, pool);
                 answer.notice_end();
                 answer
             })),
@@ -272,7 +290,7 @@ impl Connection {
                 let silent = !self.heard.load(Ordering::Relaxed);
                 Err(if error.is_parse() {
                     ExchangeError::Nonsense(error)
-                } else if self.reused && silent && sent_at.elapsed() < STALE_WITHIN {
+                } else if self.reused && silent && self.since.elapsed() < STALE_WITHIN {
                     ExchangeError::Stale(error)
                 } else {
                     ExchangeError::Broken(error)
@@ -288,20 +306,29 @@ pub struct Answer {
     body: Incoming,
     /// What was read of it in advance.
     ahead: Option<Bytes>,
-    connection: Option<Connection>,
+    /// What came after the piece that was given last, and was no data: trailers or an error.
+    after: Option<Result<Frame<Bytes>, hyper::Error>>,
+    /// The end has come.
+    ended: bool,
+    connection: Option<Box<Connection>>,
     pool: Pool,
 }
 
 impl Answer {
+    fn new(body: Incoming, connection: Box<Connection>, pool: Pool) -> Answer {
+        Answer { body, ahead: None, after: None, ended: false, connection: Some(connection), pool }
+    }
+
     /// The whole response has been taken.
     pub fn is_over(&self) -> bool {
-        self.connection.is_none() && self.ahead.is_none()
+        self.connection.is_none() && self.ahead.is_none() && self.after.is_none()
     }
 
     /// Ends it here, and with it the connection.
     pub fn close(&mut self) {
         self.connection = None;
         self.ahead = None;
+        self.after = None;
     }
 
     /// After a switch of protocols: the socket. `None` if the worker has ended it.
@@ -323,6 +350,7 @@ impl Answer {
 
     fn notice_end(&mut self) {
         if self.body.is_end_stream() {
+            self.ended = true;
             self.release();
         }
     }
@@ -331,6 +359,53 @@ impl Answer {
         if let Some(connection) = self.connection.take() {
             self.pool.put(connection);
         }
+    }
+
+    /// The next frame, as the worker has framed it.
+    fn poll_one(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if polled.is_pending()
+            && let Some(connection) = &mut self.connection
+        {
+            connection.drive(cx);
+            polled = Pin::new(&mut self.body).poll_frame(cx);
+        }
+        match &polled {
+            Poll::Pending => {}
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() => self.notice_end(),
+            // Trailers are the last frame.
+            Poll::Ready(Some(Ok(_)) | None) => {
+                self.ended = true;
+                self.release();
+            }
+            Poll::Ready(Some(Err(_))) => self.connection = None,
+        }
+        polled
+    }
+
+    /// Puts to `first` what else is there already, so that what came at once leaves at once: a stream whose client is slower than its
+    /// worker costs by the byte, not by the event.
+    fn join(&mut self, first: Bytes, cx: &mut Context<'_>) -> Bytes {
+        let mut joined = BytesMut::new();
+        while !self.ended && first.len().max(joined.len()) < JOINED {
+            match self.poll_one(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(more) if joined.is_empty() => {
+                        joined.reserve(JOINED);
+                        joined.extend_from_slice(&first);
+                        joined.extend_from_slice(&more);
+                    }
+                    Ok(more) => joined.extend_from_slice(&more),
+                    Err(trailers) => self.after = Some(Ok(trailers)),
+                },
+                Poll::Ready(Some(Err(error))) => {
+                    self.after = Some(Err(error));
+                    break;
+                }
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        if joined.is_empty() { first } else { joined.freeze() }
     }
 }
 
@@ -345,25 +420,21 @@ impl Body for Answer {
         if let Some(ahead) = self.ahead.take() {
             return Poll::Ready(Some(Ok(Frame::data(ahead))));
         }
-        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(connection) = &mut self.connection
-        {
-            connection.drive(cx);
-            polled = Pin::new(&mut self.body).poll_frame(cx);
+        if self.after.is_some() || self.ended {
+            return Poll::Ready(self.after.take());
         }
-        match &polled {
-            Poll::Pending => {}
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() => self.notice_end(),
-            // Trailers are the last frame.
-            Poll::Ready(Some(Ok(_)) | None) => self.release(),
-            Poll::Ready(Some(Err(_))) => self.connection = None,
-        }
-        polled
+        self.poll_one(cx).map(|polled| {
+            polled.map(|frame| {
+                frame.map(|frame| match frame.into_data() {
+                    Ok(data) => Frame::data(self.join(data, cx)),
+                    Err(trailers) => trailers,
+                })
+            })
+        })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_none() && self.body.is_end_stream()
+        self.ahead.is_none() && self.after.is_none() && (self.ended || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -384,7 +455,8 @@ struct Shared {
     origin: Origin,
     secure: Secure,
     /// The one used last is on top, so that the others grow old.
-    idle: Mutex<Vec<Connection>>,
+    #[expect(clippy::vec_box, reason = "they move in and out with each request, and are large")]
+    idle: Mutex<Vec<Box<Connection>>>,
     open: IntGauge,
 }
 
@@ -393,20 +465,32 @@ impl Pool {
         Pool { shared: Arc::new(Shared { origin, secure, idle: Mutex::default(), open }) }
     }
 
-    /// Sends `request` on a kept connection that is younger than `pool_idle`, else on a new one.
+    /// A kept connection that has been idle for less than `pool_idle`, else a new one; always a new one without `pool_idle`.
     ///
     /// # Errors
-    /// See [`ExchangeError`]; a stale connection is for the caller to try again, on a [`Pool::send_anew`].
-    pub async fn send(
+    /// Those of [`ExchangeError`] that say why no connection was made.
+    pub async fn connection(
         &self,
-        request: Outgoing,
         connect: Duration,
-        pool_idle: Duration,
-    ) -> Result<Response<Answer>, ExchangeError> {
-        match self.take(pool_idle) {
-            Some(connection) => connection.exchange(self.clone(), request).await,
-            None => self.send_anew(request, connect).await,
+        pool_idle: Option<Duration>,
+    ) -> Result<Box<Connection>, ExchangeError> {
+        match pool_idle.and_then(|pool_idle| self.take(pool_idle)) {
+            Some(connection) => Ok(connection),
+            // Apart, as it is rare and large.
+            None => Box::pin(Connection::open(&self.shared, connect)).await,
         }
+    }
+
+    /// Sends `request` on a connection of this pool and waits for the response head.
+    ///
+    /// # Errors
+    /// The others of [`ExchangeError`]; a stale connection is for the caller to try again, on a new one.
+    pub fn exchange(
+        &self,
+        connection: Box<Connection>,
+        request: Outgoing,
+    ) -> impl Future<Output = Result<Response<Answer>, ExchangeError>> + use<> {
+        connection.exchange(self.clone(), request)
     }
 
     /// Sends `request` on a new connection.
@@ -418,25 +502,27 @@ impl Pool {
         request: Outgoing,
         connect: Duration,
     ) -> Result<Response<Answer>, ExchangeError> {
-        let connection = Connection::open(&self.shared, connect).await?;
-        connection.exchange(self.clone(), request).await
+        let connection = self.connection(connect, None).await?;
+        self.exchange(connection, request).await
     }
 
-    fn take(&self, pool_idle: Duration) -> Option<Connection> {
+    fn take(&self, pool_idle: Duration) -> Option<Box<Connection>> {
+        let now = Instant::now();
         loop {
             let mut connection = self.shared.idle.lock().pop()?;
-            if connection.idle_since.elapsed() < pool_idle && connection.is_idle() {
+            if now.saturating_duration_since(connection.since) < pool_idle && connection.is_idle() {
                 connection.reused = true;
+                connection.since = now;
                 return Some(connection);
             }
         }
     }
 
-    fn put(&self, mut connection: Connection) {
+    fn put(&self, mut connection: Box<Connection>) {
         if !connection.is_idle() {
             return;
         }
-        connection.idle_since = Instant::now();
+        connection.since = Instant::now();
         let mut idle = self.shared.idle.lock();
         if idle.len() < IDLE_CONNECTIONS {
             idle.push(connection);
@@ -447,10 +533,8 @@ impl Pool {
     pub fn close_idle(&self, pool_idle: Duration) {
         let closing: Vec<_> = {
             let mut idle = self.shared.idle.lock();
-            idle.extract_if(.., |connection| {
-                connection.idle_since.elapsed() >= pool_idle || !connection.is_idle()
-            })
-            .collect()
+            idle.extract_if(.., |connection| connection.since.elapsed() >= pool_idle || !connection.is_idle())
+                .collect()
         };
         drop(closing); // Sockets are closed after the lock is let go.
     }

@@ -66,7 +66,7 @@ impl Drop for Waiting {
 ///
 /// # Errors
 /// As [`Proxy::place`]; and [`ProxyError::Overloaded`] if the queue is full or the wait too long.
-pub async fn admit(proxy: &Arc<Proxy>, asked: &Asked, client: &Client) -> Result<Placed, ProxyError> {
+pub async fn admit(proxy: &Arc<Proxy>, asked: &Asked, client: &Client) -> Result<Box<Placed>, ProxyError> {
     // Whoever comes now stands behind those who wait.
     if proxy.metrics.queued.get() == 0 {
         match proxy.place(asked, client, &[]) {
@@ -82,7 +82,11 @@ pub async fn admit(proxy: &Arc<Proxy>, asked: &Asked, client: &Client) -> Result
     timeout(patience, wait_for_place(proxy, asked, client)).await.unwrap_or(Err(ProxyError::Overloaded))
 }
 
-async fn wait_for_place(proxy: &Arc<Proxy>, asked: &Asked, client: &Client) -> Result<Placed, ProxyError> {
+async fn wait_for_place(
+    proxy: &Arc<Proxy>,
+    asked: &Asked,
+    client: &Client,
+) -> Result<Box<Placed>, ProxyError> {
     // The lock is fair: whoever has waited longest holds the turn and alone looks for a place; leaving hands it on.
     let _turn = proxy.turn.lock().await;
     loop {

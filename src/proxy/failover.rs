@@ -23,7 +23,7 @@ use crate::metrics::Retry;
 pub struct Answered {
     pub response: Response<Answer>,
     pub patience: Patience,
-    pub placed: Placed,
+    pub placed: Box<Placed>,
 }
 
 /// Places and sends the request, and answers with what the worker says and the place it has there.

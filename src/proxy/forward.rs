@@ -56,7 +56,7 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
     let config = proxy.config.load_full();
     let (head, incoming) = request.into_parts();
     let waits = head.headers.contains_key(header::EXPECT);
-    let mut head = UpstreamHead::of(head, client.peer, client.proto, rand::random())?;
+    let mut head = UpstreamHead::of(head, &client.forwarded, rand::random())?;
     note.identified(&head);
     note.pass_on(&mut head.headers);
     let mut held = Held::none(&proxy.metrics.body_bytes);
@@ -142,7 +142,7 @@ async fn read_prompt(
 async fn switch(
     mut head: response::Parts,
     answer: Answer,
-    mut placed: Placed,
+    mut placed: Box<Placed>,
     client: &Client,
 ) -> Result<Response<ResponseBody>, ProxyError> {
     let worker = answer.into_tunnel().await.ok_or(ProxyError::Internal)?;

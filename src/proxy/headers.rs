@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::response;
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, Version};
+use smallvec::SmallVec;
 
 use super::error::ProxyError;
 
@@ -29,50 +30,49 @@ pub struct UpstreamHead {
 }
 
 impl UpstreamHead {
-    /// Turns the client's head into the worker's. `proto` is what the client speaks: `http` or `https`. `random` makes a request id where the client sent none.
+    /// Turns the client's head into the worker's. `random` makes a request id where the client sent none.
     ///
     /// # Errors
     /// If the target is not a path (`CONNECT`), if more than one host is named, or if the body has a coding that stays on it: hyper
     /// takes `chunked` off alone.
-    pub fn of(
-        head: Parts,
-        peer: SocketAddr,
-        proto: &'static str,
-        random: u128,
-    ) -> Result<UpstreamHead, ProxyError> {
+    pub fn of(head: Parts, forwarded: &Forwarded, random: u128) -> Result<UpstreamHead, ProxyError> {
         let Parts { method, uri, mut headers, version, .. } = head;
         if method == Method::CONNECT {
             return Err(ProxyError::Target);
         }
-        if headers.get_all(header::HOST).iter().nth(1).is_some() {
+        let present = Present::of(&headers);
+        if present.repeated && headers.get_all(header::HOST).iter().nth(1).is_some() {
             return Err(ProxyError::Hosts);
         }
-        let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-        if codings.next().is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
-            || codings.next().is_some()
-        {
-            return Err(ProxyError::Coding);
+        if present.coding {
+            let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+            if codings.next().is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+                || codings.next().is_some()
+            {
+                return Err(ProxyError::Coding);
+            }
+            headers.remove(header::TRANSFER_ENCODING);
         }
         let asked_host = match (uri.authority(), headers.remove(header::HOST)) {
             // An absolute target names the host; it is never where the request is sent.
             (Some(authority), _) => HeaderValue::try_from(authority.as_str()).ok(),
             (None, host) => host,
         };
-        let switch = asked_switch(&headers).filter(|_| version == Version::HTTP_11);
-        remove_hop_by_hop(&mut headers);
+        let asked = version == Version::HTTP_11 && present.connection;
+        let switch = if asked { asked_switch(&headers) } else { None };
+        present.remove_hop_by_hop(&mut headers);
         if let Some(protocol) = switch {
             ask_to_switch(&mut headers, protocol);
         }
-        headers.remove(header::EXPECT);
-        headers.remove(header::TRANSFER_ENCODING);
+        if present.expect {
+            headers.remove(header::EXPECT);
+        }
         if version == Version::HTTP_2 {
             join_cookies(&mut headers);
         }
-        forward_client(&mut headers, peer, proto, asked_host);
-        if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID)
-            && let Ok(id) = HeaderValue::try_from(format!("{random:032x}"))
-        {
-            vacant.insert(id);
+        forwarded.tell(&mut headers, asked_host);
+        if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID) {
+            vacant.insert(made_id(random));
         }
         Ok(UpstreamHead { method, target: Uri::from(path_of(uri)), headers })
     }
@@ -94,39 +94,69 @@ fn path_of(uri: Uri) -> PathAndQuery {
     }
 }
 
-/// Says for whom the request is sent. What an outer proxy has said stays.
-fn forward_client(
-    headers: &mut HeaderMap,
-    peer: SocketAddr,
-    proto: &'static str,
-    asked_host: Option<HeaderValue>,
-) {
-    let mut chain = Vec::new();
-    for before in headers.get_all(FORWARDED_FOR) {
-        chain.extend_from_slice(before.as_bytes());
-        chain.extend_from_slice(b", ");
+/// 32 hexadecimal digits.
+fn made_id(random: u128) -> HeaderValue {
+    let mut digits = [0; 32];
+    for (at, digit) in digits.iter_mut().enumerate() {
+        *digit = b"0123456789abcdef"[(random >> (124 - 4 * at)) as usize & 15];
     }
-    chain.extend_from_slice(peer.ip().to_canonical().to_string().as_bytes());
-    if let Ok(chain) = HeaderValue::try_from(chain) {
-        headers.insert(FORWARDED_FOR, chain);
+    HeaderValue::from_bytes(&digits).expect("digits are a header's value")
+}
+
+/// For whom the requests of one connection are sent.
+#[derive(Debug)]
+pub struct Forwarded {
+    address: HeaderValue,
+    proto: HeaderValue,
+}
+
+impl Forwarded {
+    /// `proto` is what the client speaks: `http` or `https`.
+    pub fn new(peer: SocketAddr, proto: &'static str) -> Forwarded {
+        let address = peer.ip().to_canonical().to_string();
+        let address = HeaderValue::try_from(address).expect("an address is a header's value");
+        Forwarded { address, proto: HeaderValue::from_static(proto) }
     }
-    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
-    if let Some(host) = asked_host {
-        headers.entry(FORWARDED_HOST).or_insert(host);
+
+    /// Says so. What an outer proxy has said stays.
+    fn tell(&self, headers: &mut HeaderMap, asked_host: Option<HeaderValue>) {
+        match headers.entry(FORWARDED_FOR) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(self.address.clone());
+            }
+            Entry::Occupied(mut before) => {
+                let mut chain = Vec::new();
+                for before in before.iter() {
+                    chain.extend_from_slice(before.as_bytes());
+                    chain.extend_from_slice(b", ");
+                }
+                chain.extend_from_slice(self.address.as_bytes());
+                if let Ok(chain) = HeaderValue::try_from(chain) {
+                    before.insert(chain);
+                }
+            }
+        }
+        headers.entry(FORWARDED_PROTO).or_insert_with(|| self.proto.clone());
+        if let Some(host) = asked_host {
+            headers.entry(FORWARDED_HOST).or_insert(host);
+        }
     }
 }
 
 /// Makes the response head of the worker called `authority` ready for the client.
 pub fn clean_response(head: &mut response::Parts, authority: &HeaderValue) {
     let headers = &mut head.headers;
-    let switched = headers.remove(header::UPGRADE).filter(|_| head.status == StatusCode::SWITCHING_PROTOCOLS);
-    remove_hop_by_hop(headers);
+    let present = Present::of(headers);
+    let switches = head.status == StatusCode::SWITCHING_PROTOCOLS;
+    let switched = if switches { headers.remove(header::UPGRADE) } else { None };
+    present.remove_hop_by_hop(headers);
     if let Some(protocol) = switched {
         ask_to_switch(headers, protocol);
     }
     // The body goes out in this side's own framing and version. A length beside a coding is void (RFC 9112, 6.3): the body
     // was read by its chunks, and must not be cut to that length.
-    if headers.remove(header::TRANSFER_ENCODING).is_some() {
+    if present.coding {
+        headers.remove(header::TRANSFER_ENCODING);
         headers.remove(header::CONTENT_LENGTH);
     }
     head.version = Version::HTTP_11;
@@ -178,27 +208,60 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes what is for one connection only, with all that `Connection` names.
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-            .collect();
-        for name in named {
+const ONE_HOP_NAMES: usize = 4;
+/// Names that stay on one hop besides `Connection` and what that names.
+static ONE_HOP: [HeaderName; ONE_HOP_NAMES] = [KEEP_ALIVE, PROXY_CONNECTION, header::TE, header::UPGRADE];
+
+/// Which of the headers there are that something is done about. Most heads have few of them, and to go through the names once costs
+/// less than to look for each.
+#[derive(Default)]
+struct Present {
+    connection: bool,
+    one_hop: [bool; ONE_HOP_NAMES],
+    coding: bool,
+    expect: bool,
+    /// Some name has more than one line.
+    repeated: bool,
+}
+
+impl Present {
+    fn of(headers: &HeaderMap) -> Present {
+        let mut present = Present { repeated: headers.len() > headers.keys_len(), ..Present::default() };
+        for name in headers.keys() {
+            present.connection |= name == header::CONNECTION;
+            present.coding |= name == header::TRANSFER_ENCODING;
+            present.expect |= name == header::EXPECT;
+            for (present, of_one_hop) in present.one_hop.iter_mut().zip(&ONE_HOP) {
+                *present |= name == of_one_hop;
+            }
+        }
+        present
+    }
+
+    /// Removes what is for one connection only, with all that `Connection` names.
+    fn remove_hop_by_hop(&self, headers: &mut HeaderMap) {
+        if self.connection {
+            remove_named(headers);
+        }
+        for (name, _) in ONE_HOP.iter().zip(self.one_hop).filter(|(_, present)| *present) {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Removes `Connection` and what it names.
+fn remove_named(headers: &mut HeaderMap) {
+    for line in headers.get_all(header::CONNECTION).iter().cloned().collect::<SmallVec<[HeaderValue; 2]>>() {
+        for name in line.to_str().unwrap_or_default().split(',').map(str::trim) {
+            let common = ["keep-alive", "close"].iter().any(|word| name.eq_ignore_ascii_case(word));
+            let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
             // These frame or address the message itself; a client cannot have them taken away.
-            if name != header::CONTENT_LENGTH && name != header::HOST {
+            if !common && name != header::CONTENT_LENGTH && name != header::HOST {
                 headers.remove(name);
             }
         }
-        headers.remove(header::CONNECTION);
     }
-    for name in [KEEP_ALIVE, PROXY_CONNECTION, header::TE, header::UPGRADE] {
-        headers.remove(name);
-    }
+    headers.remove(header::CONNECTION);
 }
 
 #[cfg(test)]
@@ -214,7 +277,11 @@ mod tests {
     }
 
     fn upstream(uri: &str, headers: &[(&str, &str)]) -> UpstreamHead {
-        UpstreamHead::of(parts("POST", uri, headers), "10.1.2.3:4567".parse().unwrap(), "http", 7).unwrap()
+        UpstreamHead::of(parts("POST", uri, headers), &client(), 7).unwrap()
+    }
+
+    fn client() -> Forwarded {
+        Forwarded::new("10.1.2.3:4567".parse().unwrap(), "http")
     }
 
     #[test]
@@ -317,7 +384,7 @@ mod tests {
     #[test]
     fn hosts_that_contradict_each_other_are_refused() {
         let two = parts("GET", "/", &[("host", "a"), ("host", "b")]);
-        assert!(UpstreamHead::of(two, "10.1.2.3:4567".parse().unwrap(), "http", 7).is_err());
+        assert!(UpstreamHead::of(two, &client(), 7).is_err());
     }
 
     #[test]
@@ -328,9 +395,6 @@ mod tests {
         let absolute = upstream("http://169.254.169.254:80/v1/models?x", &[("host", "front")]);
         assert_eq!(absolute.target.to_string(), "/v1/models?x");
         assert_eq!(absolute.headers["x-forwarded-host"], "169.254.169.254:80");
-        assert!(
-            UpstreamHead::of(parts("CONNECT", "a:443", &[]), "10.1.2.3:4567".parse().unwrap(), "http", 7)
-                .is_err()
-        );
+        assert!(UpstreamHead::of(parts("CONNECT", "a:443", &[]), &client(), 7).is_err());
     }
 }

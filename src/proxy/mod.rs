@@ -70,6 +70,7 @@ use crate::metrics::Metrics;
 use crate::peers::Peers;
 use complaints::Complaints;
 use decisions::Decisions;
+use headers::Forwarded;
 use note::Records;
 use prefixes::Prefixes;
 use tunnel::Tunnelled;
@@ -228,9 +229,7 @@ impl Proxy {
 
 /// One client connection, as far as its requests care.
 pub struct Client {
-    pub peer: SocketAddr,
-    /// `http` or `https`.
-    pub proto: &'static str,
+    forwarded: Forwarded,
     /// The worker drawn for this connection in mode `random`. Weak: an idle connection does not hold a worker that left.
     pinned: Mutex<Weak<Worker>>,
     /// What the connection becomes when the response under way is written.
@@ -240,10 +239,10 @@ pub struct Client {
 }
 
 impl Client {
+    /// `proto` is what it speaks: `http` or `https`.
     pub fn new(peer: SocketAddr, proto: &'static str) -> Client {
         Client {
-            peer,
-            proto,
+            forwarded: Forwarded::new(peer, proto),
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
             busy: AtomicBool::new(false),

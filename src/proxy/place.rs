@@ -40,7 +40,7 @@ pub struct Asked {
     pub apart: Duration,
 }
 
-/// A request's place on a worker. Dropped, it gives the place back.
+/// A request's place on a worker. Dropped, it gives the place back. Boxed by who makes it, as it is handed on often.
 pub struct Placed {
     pub worker: Arc<Worker>,
     /// `None` once it has been told the end.
@@ -183,7 +183,7 @@ impl Proxy {
         asked: &Asked,
         client: &Client,
         tried: &[WorkerId],
-    ) -> Result<Placed, ProxyError> {
+    ) -> Result<Box<Placed>, ProxyError> {
         let began = Instant::now();
         let fleet = self.fleet.snapshot();
         let config = self.config.load();
@@ -248,7 +248,7 @@ impl Proxy {
             None => Claim::silent(booking),
             Some(peers) => peers.claim(booking, &asked.ask, &worker, now),
         };
-        Ok(Placed {
+        Ok(Box::new(Placed {
             proven: worker.is_calm(),
             worker,
             booking: Some(booking),
@@ -260,7 +260,7 @@ impl Proxy {
             proxy: self.clone(),
             _slots: (slot, worker_slot),
             _freed: Freed(self.fleet.clone()),
-        })
+        }))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The way back: a worker's answer streams through as it comes, piece by piece, and what passes is watched. Nothing is held
-//! back, joined or split; a slow client slows the worker.
+//! The way back: a worker's answer streams through as it comes, and what passes is watched. Nothing is held back: pieces are joined
+//! only if they are there at once. A slow client slows the worker.
 //!
 //! Where an answer breaks off, a stream of events ends with one more event, which says so and makes client libraries raise;
 //! any other body is cut, so that its length or its missing end says so. So does what still runs when this process ends. Never is an

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 /// The side that reads and writes. Dropped, it closes the socket.
@@ -50,7 +50,7 @@ impl Remote {
     pub async fn left(&self) {
         // Ready for "priority" is ready with urgent data, which no socket here waits for, or with the other side's end.
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        if self.stream.ready(tokio::io::Interest::PRIORITY).await.is_ok_and(|ready| ready.is_read_closed()) {
+        if self.stream.ready(Interest::PRIORITY).await.is_ok_and(|ready| ready.is_read_closed()) {
             return;
         }
         // Elsewhere only those who read notice.
@@ -79,11 +79,19 @@ impl Drop for Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let would_block = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
-            match self.stream.try_read_buf(buf) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(drop)),
+            let (room, mut read) = (buf.remaining(), 0);
+            // If there was room for more then that was all: to say so here saves the call that would be told it.
+            let result = self.stream.try_io(Interest::READABLE, || {
+                read = self.stream.try_read_buf(buf)?;
+                if (1..room).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match result {
+                Err(error) if would_block(&error) && read == 0 => {}
+                Err(error) if !would_block(&error) => return Poll::Ready(Err(error)),
+                _ => return Poll::Ready(Ok(())),
             }
         }
     }

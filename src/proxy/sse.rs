@@ -48,9 +48,17 @@ impl Events {
             let text = &rest[..end.unwrap_or(rest.len())];
             if !text.is_empty() {
                 self.after_return = false;
+                if end.is_some() && self.line.is_empty() {
+                    // A whole line, as nearly all are: judged where it lies.
+                    self.judge(&text[..text.len().min(LOOK)], true, &mut seen);
+                    self.next_line();
+                    self.after_return = rest[text.len()] == b'\r';
+                    rest = &rest[text.len() + 1..];
+                    continue;
+                }
                 let room = LOOK - self.line.len();
                 self.line.extend_from_slice(&text[..text.len().min(room)]);
-                self.judge(false, &mut seen);
+                self.judge_line(false, &mut seen);
             }
             let Some(end) = end else { break };
             self.end_line(rest[end], &mut seen);
@@ -80,26 +88,37 @@ impl Events {
             self.opening = false;
             return;
         }
-        self.judge(true, seen);
+        self.judge_line(true, seen);
+        self.next_line();
+    }
+
+    /// After a line that was not empty.
+    fn next_line(&mut self) {
         self.in_event = true;
         self.line.clear();
         self.judged = false;
     }
 
+    fn judge_line(&mut self, whole: bool, seen: &mut Seen) {
+        let line = std::mem::take(&mut self.line);
+        self.judge(&line, whole, seen);
+        self.line = line;
+    }
+
     /// Judges the line as soon as enough of it is there.
-    fn judge(&mut self, whole: bool, seen: &mut Seen) {
-        if self.judged || !(whole || self.line.len() == LOOK) {
+    fn judge(&mut self, line: &[u8], whole: bool, seen: &mut Seen) {
+        if self.judged || !(whole || line.len() == LOOK) {
             // A data line is clear once its value has begun; an event's name only when it has ended.
-            let clear = self.line.strip_prefix(b"data:").is_some_and(|value| value.len() > ERROR.len());
+            let clear = line.strip_prefix(b"data:").is_some_and(|value| value.len() > ERROR.len());
             if self.judged || !clear {
                 return;
             }
         }
         self.judged = true;
-        if let Some(name) = self.line.strip_prefix(b"event:") {
+        if let Some(name) = line.strip_prefix(b"event:") {
             self.opening = OPENINGS.contains(&name.trim_ascii());
             seen.failure |= FAILURES.contains(&name.trim_ascii());
-        } else if let Some(value) = self.line.strip_prefix(b"data:") {
+        } else if let Some(value) = line.strip_prefix(b"data:") {
             if value.trim_ascii_start().starts_with(ERROR) {
                 seen.failure = true;
                 // What follows is the end of it (`[DONE]`), not a token.

@@ -12,7 +12,7 @@ use crate::fleet::connection::Tunnel;
 /// A worker's side that waits for its client's, with the request's place at the worker.
 pub struct Tunnelled {
     pub worker: Tunnel,
-    pub placed: Placed,
+    pub placed: Box<Placed>,
 }
 
 impl Tunnelled {

@@ -110,14 +110,18 @@ impl Upstream {
         worker: &Worker,
         heard: &Heard,
     ) -> Result<Response<Answer>, ExchangeError> {
-        let request = || self.request(&worker.authority);
-        let mut response = match worker.pool.send(request(), self.connect, self.pool_idle).await {
-            Err(ExchangeError::Stale(_)) => {
-                proxy.metrics.retries.inc(Retry::Stale);
-                heard.renew();
-                worker.pool.send_anew(request(), self.connect).await?
+        let mut pool_idle = Some(self.pool_idle);
+        let mut response = loop {
+            let connection = worker.pool.connection(self.connect, pool_idle).await?;
+            match worker.pool.exchange(connection, self.request(&worker.authority)).await {
+                Err(ExchangeError::Stale(_)) => {
+                    proxy.metrics.retries.inc(Retry::Stale);
+                    heard.renew();
+                    // A new one is never stale.
+                    pool_idle = None;
+                }
+                answered => break answered?,
             }
-            sent => sent?,
         };
         if self.repeatable
             && response.status() == StatusCode::INTERNAL_SERVER_ERROR

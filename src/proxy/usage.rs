@@ -5,18 +5,20 @@
 //! escaped), so no JSON has to be followed to find it. The last object found counts: with `continuous_usage_stats` every
 //! event has one.
 
+use std::sync::LazyLock;
+
 use memchr::memmem;
 use serde::Deserialize;
 
 use crate::core::booking::Finished;
 
 const KEY: &[u8] = b"\"usage\"";
+static FINDER: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(KEY));
 /// Longest usage object that is read.
 const LONGEST: usize = 4 << 10;
 
 /// Finds the usage in the pieces of one answer.
 pub struct UsageReader {
-    finder: memmem::Finder<'static>,
     state: State,
     /// The last bytes of the piece before, where a key may have begun.
     tail: Vec<u8>,
@@ -38,13 +40,7 @@ enum State {
 
 impl Default for UsageReader {
     fn default() -> Self {
-        UsageReader {
-            finder: memmem::Finder::new(KEY),
-            state: State::Searching,
-            tail: Vec::new(),
-            object: Vec::new(),
-            found: None,
-        }
+        UsageReader { state: State::Searching, tail: Vec::new(), object: Vec::new(), found: None }
     }
 }
 
@@ -71,7 +67,7 @@ impl UsageReader {
             // The key may lie across the seam: look at the few bytes around it.
             let before = self.tail.len();
             self.tail.extend_from_slice(&piece[..piece.len().min(KEY.len())]);
-            let across = find_key(&self.finder, &self.tail);
+            let across = find_key(&self.tail);
             if let Some(end) = across.filter(|end| *end > before) {
                 self.tail.clear();
                 self.state = State::Key;
@@ -79,7 +75,7 @@ impl UsageReader {
             }
             self.tail.truncate(before);
         }
-        match find_key(&self.finder, piece) {
+        match find_key(piece) {
             Some(end) => {
                 self.tail.clear();
                 self.state = State::Key;
@@ -121,8 +117,8 @@ impl UsageReader {
 
     fn take<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
         let State::Object { depth, in_string, escaped } = &mut self.state else { return piece };
-        for (at, byte) in piece.iter().enumerate() {
-            self.object.push(*byte);
+        let room = (LONGEST + 1).saturating_sub(self.object.len());
+        for (at, byte) in piece.iter().enumerate().take(room) {
             match byte {
                 _ if *escaped => *escaped = false,
                 b'\\' if *in_string => *escaped = true,
@@ -131,22 +127,26 @@ impl UsageReader {
                 b'}' if !*in_string => *depth -= 1,
                 _ => {}
             }
-            let closed = *depth == 0;
-            if closed || self.object.len() > LONGEST {
-                if closed {
-                    self.found = parse(&self.object).or(self.found);
-                }
+            if *depth == 0 {
+                let (last, rest) = piece.split_at(at + 1);
+                self.object.extend_from_slice(last);
+                self.found = parse(&self.object).or(self.found);
                 self.state = State::Searching;
-                return &piece[at + 1..];
+                return rest;
             }
         }
-        &[]
+        let (taken, rest) = piece.split_at(room.min(piece.len()));
+        self.object.extend_from_slice(taken);
+        if self.object.len() > LONGEST {
+            self.state = State::Searching;
+        }
+        rest
     }
 }
 
 /// The place after the first `"usage"` that is a key, if there is one.
-fn find_key(finder: &memmem::Finder<'_>, text: &[u8]) -> Option<usize> {
-    finder.find_iter(text).find_map(|at| {
+fn find_key(text: &[u8]) -> Option<usize> {
+    FINDER.find_iter(text).find_map(|at| {
         let before = at.checked_sub(1).map(|before| text[before]);
         matches!(before, Some(b'{' | b',' | b' ' | b'\t' | b'\n' | b'\r')).then_some(at + KEY.len())
     })

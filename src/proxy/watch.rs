@@ -20,7 +20,7 @@ use crate::metrics::{FailureKind, Forgot, LatencyMetrics, ModelMetrics};
 
 /// What is known of the request, and what is learned of its answer.
 pub struct Watch {
-    placed: Placed,
+    placed: Box<Placed>,
     asked: Asked,
     arrived: Instant,
     note: Note,
@@ -51,7 +51,7 @@ fn shows_life(status: StatusCode) -> bool {
 
 impl Watch {
     pub fn new(
-        mut placed: Placed,
+        mut placed: Box<Placed>,
         asked: Asked,
         head: &response::Parts,
         arrived: Instant,
