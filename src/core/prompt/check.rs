@@ -1,5 +1,7 @@
 //! The one pass over a body that checks all of its grammar and notes where its long values end.
 
+use smallvec::SmallVec;
+
 use crate::core::prompt::Opaque;
 use crate::core::prompt::json::{LONG, Note, skip_space};
 use crate::core::prompt::scan::{digits, run_end};
@@ -67,7 +69,7 @@ impl<'a> Check<'a> {
             // A value is complete, or a container opened that has nothing in it: what may follow?
             loop {
                 let Some(object) = open.innermost() else { return Ok(()) };
-                if open.depth == 1 {
+                if open.opened.len() == 1 {
                     self.good = self.at;
                 }
                 self.space();
@@ -195,7 +197,8 @@ impl<'a> Check<'a> {
     }
 
     /// A container that has turned out short has only short values in it, so its note is the last one.
-    fn close(&mut self, opened: Opened) {
+    fn close(&mut self, opened: Option<Opened>) {
+        let Some(opened) = opened else { return };
         let Some(note) = opened.note.and_then(|at| self.notes.get_mut(at)) else { return };
         note.end = self.at;
         note.plain = self.rough == opened.rough;
@@ -213,37 +216,32 @@ struct Opened {
 }
 
 /// The containers that are open, innermost last.
+#[derive(Default)]
 struct Open {
-    depth: usize,
     /// Bit n: the container at depth n is an object.
     objects: u128,
-    opened: [Opened; MAX_DEPTH],
-}
-
-impl Default for Open {
-    fn default() -> Open {
-        Open { depth: 0, objects: 0, opened: [Opened { note: None, rough: 0 }; MAX_DEPTH] }
-    }
+    /// Prompts are seldom deeper than this.
+    opened: SmallVec<[Opened; 16]>,
 }
 
 impl Open {
     fn push(&mut self, object: bool, opened: Opened) -> Checked {
-        let slot = self.opened.get_mut(self.depth).ok_or(Opaque::Depth)?;
-        *slot = opened;
-        let bit = 1 << self.depth;
+        if self.opened.len() == MAX_DEPTH {
+            return Err(Opaque::Depth);
+        }
+        let bit = 1 << self.opened.len();
         self.objects = if object { self.objects | bit } else { self.objects & !bit };
-        self.depth += 1;
+        self.opened.push(opened);
         Ok(())
     }
 
-    fn pop(&mut self) -> Opened {
-        self.depth -= 1;
-        self.opened[self.depth]
+    fn pop(&mut self) -> Option<Opened> {
+        self.opened.pop()
     }
 
     /// Whether the innermost open container is an object, if any is open.
     fn innermost(&self) -> Option<bool> {
-        let at = self.depth.checked_sub(1)?;
+        let at = self.opened.len().checked_sub(1)?;
         Some(self.objects >> at & 1 == 1)
     }
 }

@@ -32,7 +32,10 @@ pub fn run(
             Happening::Engine(_) => {}
             Happening::Change(change) => run.change(change, now)?,
             Happening::Back(worker) => run.workers[worker].up = true,
-            Happening::Arrival(request) => run.arrive(request, now, now),
+            Happening::Arrival(request) => {
+                run.expect(request as usize + 1);
+                run.arrive(request, now, now);
+            }
         }
     }
     Ok(run.outcome)
@@ -146,9 +149,7 @@ impl<'a> Run<'a> {
             self.schedule(change.at(), Happening::Change(i));
         }
         match &self.workload.arrivals {
-            Arrivals::Open(at) => {
-                at.iter().enumerate().for_each(|(i, at)| self.schedule(*at, Happening::Arrival(i as u32)));
-            }
+            Arrivals::Open(_) => self.expect(0),
             Arrivals::Closed { clients, warm_up } => {
                 let at_once = if *warm_up > 0 { 1 } else { *clients };
                 (0..at_once).for_each(|_| self.send_next(Time(0.0)));
@@ -156,6 +157,14 @@ impl<'a> Run<'a> {
             Arrivals::Sessions { starts, .. } => {
                 starts.iter().for_each(|(at, first)| self.schedule(*at, Happening::Arrival(*first)));
             }
+        }
+    }
+
+    /// Schedules that request of an open loop, each when the one before it comes: of ten million in one queue, each step would pay.
+    fn expect(&mut self, request: usize) {
+        let Arrivals::Open(arrivals) = &self.workload.arrivals else { return };
+        if let Some(at) = arrivals.get(request) {
+            self.schedule(*at, Happening::Arrival(request as u32));
         }
     }
 
