@@ -1,11 +1,12 @@
 # One command runs all that is checked before a change lands; .ci/run is the same list on a new machine.
 
-.PHONY: check fmt clippy test doc deploy-check kubernetes faults measure demo bench
+.PHONY: check fmt clippy test doc deploy-check instructions kubernetes faults measure demo bench
 
-check: fmt clippy test doc deploy-check
+check: fmt clippy test doc deploy-check instructions
 
 fmt:
 	cargo fmt --check
+	cargo fmt --check --manifest-path benches/decision/Cargo.toml
 
 clippy:
 	cargo clippy --locked --all-targets -- -D warnings
@@ -18,6 +19,10 @@ doc:
 
 deploy-check:
 	deploy/check
+
+# What one decision costs, in instructions: the same on any machine.
+instructions:
+	benches/decision/check
 
 # Against a real kube-apiserver, which is built first.
 kubernetes:
