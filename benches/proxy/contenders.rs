@@ -1,4 +1,4 @@
-//! The proxies that are compared, each one process with one thread of work, before the same workers.
+//! The proxies that are compared, before the same workers, each with a thread of work for each CPU that the bench may use.
 
 use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,11 @@ pub struct Contender {
 impl Drop for Contender {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            let _ = process.kill();
+            // nginx has its work done by others, which it ends only if it is asked to.
+            let asked = Command::new("kill").args(["-TERM", &process.id().to_string()]).status();
+            if self.name != "nginx" || asked.is_err() {
+                let _ = process.kill();
+            }
             let _ = process.wait();
         }
     }
@@ -91,6 +95,11 @@ pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
     all
 }
 
+/// Threads of work a proxy; warmroute has one for each CPU that it may use.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -116,11 +125,13 @@ fn nginx(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String
     workers.iter().for_each(|worker| writeln!(servers, "server {worker};").unwrap());
     let at = |name: &str| place.join(name).display().to_string();
     let (pid, log) = (at("pid"), at("error.log"));
+    let threads = threads();
+    let master = if threads > 1 { "on" } else { "off" };
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", at(kind)))
         .concat();
     let config = format!(
-        "daemon off; master_process off; worker_processes 1; pid {pid}; error_log {log};\n\
+        "daemon off; master_process {master}; worker_processes {threads}; pid {pid}; error_log {log};\n\
          events {{ worker_connections 4096; }}\n\
          http {{ access_log off; {temporary} keepalive_requests 1000000000; client_max_body_size 64m; client_body_buffer_size 1m;\n\
          upstream workers {{ {servers} keepalive 64; keepalive_requests 1000000000; }}\n\
@@ -136,9 +147,10 @@ fn haproxy(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<Stri
         writeln!(servers, "  server w{at} {worker}").unwrap();
     }
     let config = format!(
-        "global\n  nbthread 1\n  maxconn 4096\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+        "global\n  nbthread {}\n  maxconn 4096\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
          frontend front\n  bind 127.0.0.1:{port}\n  default_backend workers\n\
-         backend workers\n  balance roundrobin\n  http-reuse always\n{servers}"
+         backend workers\n  balance roundrobin\n  http-reuse always\n{servers}",
+        threads()
     );
     (config, vec!["-db".into(), "-f".into(), file(place)])
 }
@@ -184,8 +196,10 @@ fn envoy_config(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec
     );
     let yaml: PathBuf = place.join("config.yaml");
     std::fs::write(&yaml, &config).unwrap();
-    let arguments = ["--concurrency", "1", "--log-level", "warn", "--base-id", "77", "-c"].map(str::to_owned);
-    (config, arguments.into_iter().chain([yaml.display().to_string()]).collect())
+    let threads = threads().to_string();
+    let arguments = ["--concurrency", &threads, "--log-level", "warn", "--base-id", "77", "-c"];
+    let arguments = arguments.map(str::to_owned).into_iter();
+    (config, arguments.chain([yaml.display().to_string()]).collect())
 }
 
 /// With everything on, as by default.

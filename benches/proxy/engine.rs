@@ -3,6 +3,12 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The time, for who sends an event and who gets it.
+pub fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
+}
 
 /// Events of a stream.
 pub const EVENTS: usize = 64;
@@ -68,6 +74,17 @@ impl Answers {
         }
     }
 
+    /// A stream of which an event comes each `pace`, and says when it was sent.
+    fn write_paced(&self, pace: Duration, to: &mut TcpStream) -> std::io::Result<()> {
+        to.write_all(&self.stream_head)?;
+        for at in 0..EVENTS {
+            std::thread::sleep(pace);
+            let data = format!("data: {{\"at\":{at},\"sent\":{}}}\n\n", now_ns());
+            to.write_all(format!("{:x}\r\n{data}\r\n", data.len()).as_bytes())?;
+        }
+        to.write_all(b"0\r\n\r\n")
+    }
+
     fn write(&self, head: &str, streams: bool, to: &mut TcpStream) -> std::io::Result<()> {
         if head.starts_with("GET /metrics") {
             return to.write_all(&self.metrics);
@@ -92,10 +109,21 @@ fn serve(mut stream: TcpStream, answers: &Answers) {
     let (mut held, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
     while let Some((head, body)) = next(&mut stream, &mut held, &mut buffer) {
         let streams = body.windows(13).take(64).any(|window| window == br#""stream":true"#);
-        if answers.write(&head, streams, &mut stream).is_err() {
+        let written = match pace(&body) {
+            Some(pace) => answers.write_paced(pace, &mut stream),
+            None => answers.write(&head, streams, &mut stream),
+        };
+        if written.is_err() {
             return;
         }
     }
+}
+
+/// The milliseconds between events that a body asks for.
+fn pace(body: &[u8]) -> Option<Duration> {
+    let start = String::from_utf8_lossy(&body[..body.len().min(64)]).into_owned();
+    let (digits, _) = start.split_once(r#""pace":"#)?.1.split_once(',')?;
+    digits.parse().ok().map(Duration::from_millis)
 }
 
 /// Head and body of the next request; bodies come with a length or in chunks.

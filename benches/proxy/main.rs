@@ -5,13 +5,16 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a bench prints, and fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "no runtime: its threads may sleep")]
 
+mod client;
 mod contenders;
 mod engine;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use client::Client;
 use comfy_table::{Table, presets};
 use contenders::Contender;
 
@@ -74,6 +77,7 @@ end
     )
 }
 
+/// Runs wrk.
 fn ask(address: SocketAddr, script: &Path, connections: usize, seconds: u64) -> [f64; 5] {
     let output = Command::new("wrk")
         .args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"])
@@ -159,6 +163,63 @@ fn compare(contenders: &[Contender], shape: &Shape, rounds: usize, seconds: u64,
     println!("\n{table}");
 }
 
+/// How long events of paced streams are under way, eight streams at a time.
+fn pace_events(contenders: &[Contender]) {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["an event under way, us", "5 ms apart: p50", "p99", "20 ms apart: p50", "p99"]);
+    for contender in contenders {
+        let mut row = vec![contender.name.to_owned()];
+        for (pace, streams) in [(5, 6), (20, 2)] {
+            let mut all: Vec<u64> = std::thread::scope(|scope| {
+                let listen = || {
+                    let mut client = Client::of(contender.address);
+                    (0..streams).flat_map(|_| client.listen(Duration::from_millis(pace))).collect::<Vec<_>>()
+                };
+                let listening: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(listen)).collect();
+                listening.into_iter().flat_map(|listening| listening.join().unwrap()).collect()
+            });
+            all.sort_unstable();
+            for share in [50, 99] {
+                row.push(format!("{:.0}", all[all.len() * share / 100] as f64 / 1e3));
+            }
+        }
+        table.add_row(row);
+    }
+    println!("\n{table}");
+}
+
+/// What one core has to do with prompts of 128,000 tokens, 20 a second.
+fn large_prompts(contenders: &[Contender]) {
+    const TIME: Duration = Duration::from_secs(5);
+    println!("\nPrompts of 512 KB, 20 a second: share of one core");
+    for contender in contenders.iter().skip(1) {
+        client::steadily(contender.address, 512 << 10, 20, TIME / 5);
+        let before = contender.cpu_seconds();
+        client::steadily(contender.address, 512 << 10, 20, TIME);
+        let share = (contender.cpu_seconds() - before) / TIME.as_secs_f64();
+        println!("{:17} {:5.1} %", contender.name, share * 100.0);
+    }
+}
+
+/// Resident memory once so many distinct prompts of 8 KB have gone through.
+fn memory(contenders: &[Contender], idle: &[f64]) {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["resident MiB", "at rest", "after 20,000 prompts", "after 200,000", "after 400,000"]);
+    for (contender, idle) in contenders.iter().zip(idle).skip(1) {
+        let mut row = vec![contender.name.to_owned(), format!("{idle:.1}")];
+        let mut sent = 0;
+        for until in [20_000, 200_000, 400_000] {
+            client::fill(contender.address, sent, until - sent, 8 << 10, CONNECTIONS as u64);
+            sent = until;
+            row.push(format!("{:.1}", contender.resident_mib()));
+        }
+        table.add_row(row);
+    }
+    println!("\n{table}");
+}
+
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect("a number"))
 }
@@ -171,12 +232,19 @@ fn main() {
     let workers: Vec<SocketAddr> = (0..WORKERS).map(|_| engine::start()).collect();
     let contenders = contenders::start_all(&workers, &directory);
     let idle: Vec<f64> = contenders.iter().map(Contender::resident_mib).collect();
-    for shape in SHAPES.iter().filter(|shape| shape.name.contains(&only)) {
+    let wanted = |name: &str| name.contains(&only);
+    // First, as what it tells depends on what went before.
+    if wanted("memory") {
+        memory(&contenders, &idle);
+    }
+    for shape in SHAPES.iter().filter(|shape| wanted(shape.name)) {
         compare(&contenders, shape, rounds as usize, seconds, &directory);
     }
-    println!("\nResident memory, MiB: at rest, after all of that");
-    for (contender, idle) in contenders.iter().zip(idle).skip(1) {
-        println!("{:17} {idle:6.1} {:6.1}", contender.name, contender.resident_mib());
+    if wanted("paced") {
+        pace_events(&contenders);
+    }
+    if wanted("512 KB") {
+        large_prompts(&contenders);
     }
     drop(contenders);
     let _ = std::fs::remove_dir_all(&directory);
