@@ -4,34 +4,28 @@
 //! tasks, and dropping the answer closes the socket there and then: a client that leaves takes its work off the worker at
 //! once. An idle connection is driven by nobody; whether it still lives is looked up when it is taken out again.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode, header};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1};
-use hyper_util::rt::TokioIo;
+use bytes::buf::Chain;
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Method, Response, StatusCode};
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 use rustix::io::Errno;
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
+use super::answer::Answer;
+use super::framing::{self, Head, Malformed, Outgoing};
 use super::stream::{self, Secure, Stream};
 use crate::config::Origin;
-
-/// A request as it goes to a worker: its body is whole.
-pub type Outgoing = Request<Full<Bytes>>;
 
 /// Idle connections kept for one worker; above it they are closed after use.
 const IDLE_CONNECTIONS: usize = 512;
@@ -39,10 +33,8 @@ const IDLE_CONNECTIONS: usize = 512;
 /// A kept connection that ends so soon after a request was put on it had been closed already; later, the worker has ended
 /// it with the request in hand.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
-/// Most that is read from a worker ahead of what its client takes, and the largest response head.
-const READ_AHEAD: usize = 64 << 10;
-/// Pieces of an answer that are there at once are joined up to this length, give or take a piece.
-const JOINED: usize = 16 << 10;
+/// Room for a read from a worker: what is read ahead of what a client takes is no more than this and what room was left.
+const READ_AT_ONCE: usize = 8 << 10;
 
 /// What the system says when it has no socket, port or memory left for a connection.
 const OUT_OF_SOCKETS: [Errno; 5] =
@@ -50,6 +42,17 @@ const OUT_OF_SOCKETS: [Errno; 5] =
 
 fn is_out_of_sockets(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| OUT_OF_SOCKETS.contains(&errno))
+}
+
+/// What ended an answer before its end.
+#[derive(Debug, Error)]
+pub enum Fault {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the connection was closed before the answer was complete")]
+    Closed,
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
 }
 
 /// Why an exchange did not bring a response head.
@@ -68,13 +71,13 @@ pub enum ExchangeError {
     /// A kept connection was closed by the worker before a byte of answer: it was idle for too long, and the request met
     /// its end.
     #[error("the kept connection was already closed: {0}")]
-    Stale(#[source] hyper::Error),
+    Stale(#[source] Fault),
     /// The worker ended the connection before it had sent a whole head: whatever it did for the request is lost.
     #[error("broke off before the response head: {0}")]
-    Broken(#[source] hyper::Error),
+    Broken(#[source] Fault),
     /// What the worker sent is not an HTTP response.
     #[error("did not answer in HTTP: {0}")]
-    Nonsense(#[source] hyper::Error),
+    Nonsense(#[source] Fault),
     /// The worker switched protocols though nobody had asked it to.
     #[error("switched protocols unasked")]
     Unasked,
@@ -99,49 +102,6 @@ impl ExchangeError {
     }
 }
 
-/// The socket, noting whether anything has been read since it was last asked.
-struct Socket {
-    stream: Stream,
-    heard: Arc<AtomicBool>,
-}
-
-impl AsyncRead for Socket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let result = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.heard.store(true, Ordering::Relaxed);
-        }
-        result
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-}
-
 async fn within<T>(limit: Duration, connecting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
     tokio::time::timeout(limit, connecting).await.map_err(late)?
@@ -158,13 +118,15 @@ impl Drop for Counted {
 
 /// One open connection to a worker. Dropping it closes the socket.
 pub struct Connection {
-    sender: http1::SendRequest<Full<Bytes>>,
-    /// `None` once it has ended.
-    driver: Option<http1::Connection<TokioIo<Socket>, Full<Bytes>>>,
-    ended: bool,
-    /// The last answer was a switch of protocols.
-    switched: bool,
-    heard: Arc<AtomicBool>,
+    stream: Stream,
+    /// What was read and not yet taken.
+    pub(super) read: BytesMut,
+    /// What is still to be written.
+    unsent: Chain<Bytes, Bytes>,
+    /// Writing has failed: what was answered before that can still be read.
+    deaf: bool,
+    /// Something was read since the last request.
+    heard: bool,
     reused: bool,
     /// When it was last taken out of the pool or put there.
     since: Instant,
@@ -189,260 +151,117 @@ impl Connection {
         } else {
             Stream::Plain(stream)
         };
-        let heard = Arc::new(AtomicBool::new(false));
-        let socket = Socket { stream, heard: heard.clone() };
-        let (sender, driver) = http1::Builder::new()
-            .max_buf_size(READ_AHEAD)
-            .handshake(TokioIo::new(socket))
-            .await
-            .map_err(ExchangeError::Broken)?;
         open.inc();
         Ok(Box::new(Connection {
-            sender,
-            driver: Some(driver),
-            ended: false,
-            switched: false,
-            heard,
+            stream,
+            read: BytesMut::new(),
+            unsent: Bytes::new().chain(Bytes::new()),
+            deaf: false,
+            heard: false,
             reused: false,
             since: Instant::now(),
             _counted: Counted(open.clone()),
         }))
     }
 
-    /// Moves bytes as far as they go.
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        if !self.ended
-            && let Some(driver) = &mut self.driver
-            && let Poll::Ready(result) = driver.poll_without_shutdown(cx)
-        {
-            // Whatever ended it has been handed to the exchange under way, if there is one. After a switch of protocols the
-            // socket is still wanted.
-            self.ended = true;
-            if result.is_err() || !self.switched {
-                self.driver = None;
+    /// Takes the socket out of HTTP, with what was read of it already.
+    pub(super) fn into_tunnel(self) -> Tunnel {
+        Tunnel { stream: self.stream, early: self.read.freeze(), _counted: self._counted }
+    }
+
+    /// Writes what is to be written, as far as it goes.
+    pub(super) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.unsent.has_remaining() {
+            let mut slices = [IoSlice::new(&[]); 2];
+            let count = self.unsent.chunks_vectored(&mut slices);
+            match ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count])) {
+                Ok(written @ 1..) => self.unsent.advance(written),
+                failed => {
+                    self.deaf = true;
+                    self.unsent = Bytes::new().chain(Bytes::new());
+                    return Poll::Ready(failed.and(Err(io::ErrorKind::WriteZero.into())));
+                }
             }
         }
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    /// Takes the socket out of HTTP after a switch of protocols, with what was read of it already.
-    async fn into_tunnel(mut self) -> Option<Tunnel> {
-        std::future::poll_fn(|cx| {
-            self.drive(cx);
-            if self.ended { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        let parts = self.driver.take()?.into_parts();
-        Some(Tunnel { stream: parts.io.into_inner().stream, early: parts.read_buf, _counted: self._counted })
+    /// Reads more; 0 bytes at the end of the connection.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.read.reserve(READ_AT_ONCE);
+        let count = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(cx))?;
+        self.heard |= count > 0;
+        Poll::Ready(Ok(count))
     }
 
-    /// Ready for another request, as far as can be seen from here.
+    /// Ready for another request, as far as can be seen from here: nothing is owed on either side, and the worker has not closed it.
     fn is_idle(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
-        !self.ended && self.driver.is_some() && self.sender.is_ready()
+        self.is_even() && self.poll_read(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    /// All has been written and taken.
+    pub(super) fn is_even(&self) -> bool {
+        !self.deaf && !self.unsent.has_remaining() && self.read.is_empty()
     }
 
     /// Sends `request` and waits for the response head.
-    fn exchange(
+    async fn exchange(
         mut self: Box<Self>,
         pool: Pool,
         request: Outgoing,
-    ) -> impl Future<Output = Result<Response<Answer>, ExchangeError>> {
-        self.heard.store(false, Ordering::Relaxed);
-        let asks_to_switch = request.headers().contains_key(header::UPGRADE);
-        // Handed over here, so that the future does not hold it too.
-        let sending = self.sender.try_send_request(request);
-        self.answer(pool, sending, asks_to_switch)
-    }
-
-    async fn answer(
-        mut self: Box<Self>,
-        pool: Pool,
-        sending: impl Future<Output = Result<Response<Incoming>, TrySendError<Outgoing>>>,
-        asks_to_switch: bool,
     ) -> Result<Response<Answer>, ExchangeError> {
-        let mut sending = pin!(sending);
-        let sent = std::future::poll_fn(|cx| {
-            if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
-                return Poll::Ready(sent);
+        let Outgoing { head, body, method, switches, closes } = request;
+        self.unsent = head.chain(body);
+        self.heard = false;
+        let Head { parts, body, keeps } = match poll_fn(|cx| self.poll_head(&method, cx)).await {
+            Ok(head) => head,
+            Err(fault) => return Err(self.blame(fault)),
+        };
+        let answer = match parts.status {
+            StatusCode::SWITCHING_PROTOCOLS if !switches => return Err(ExchangeError::Unasked),
+            StatusCode::SWITCHING_PROTOCOLS => Answer::switched(self, pool),
+            _ => Answer::new(body, keeps && !closes, self, pool),
+        };
+        Ok(Response::from_parts(parts, answer))
+    }
+
+    /// Writes the request and reads the head, each as far as it goes: an answer may come before the request is written.
+    fn poll_head(&mut self, method: &Method, cx: &mut Context<'_>) -> Poll<Result<Head, Fault>> {
+        let broken = match self.poll_send(cx) {
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Ready(Ok(())) | Poll::Pending => None,
+        };
+        loop {
+            match framing::take_head(&mut self.read, method)? {
+                Some(head) if is_interim(head.parts.status) => continue,
+                Some(head) => return Poll::Ready(Ok(head)),
+                None => {}
             }
-            // Kept for the case that the answer is a switch; if it is not, the connection is whole all the same.
-            self.switched = asks_to_switch;
-            self.drive(cx);
-            sending.as_mut().poll(cx)
-        })
-        .await;
-        match sent {
-            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                if asks_to_switch {
-                    Ok(response.map(|body| Answer::new(body, self, pool)))
-                } else {
-                    Err(ExchangeError::Unasked)
-                }
+            match (self.poll_read(cx), broken.is_some()) {
+                (Poll::Ready(Ok(1..)), _) => {}
+                (Poll::Ready(Ok(_)), false) => return Poll::Ready(Err(Fault::Closed)),
+                (Poll::Ready(Err(error)), false) => return Poll::Ready(Err(error.into())),
+                (Poll::Pending, false) => return Poll::Pending,
+                (_, true) => return Poll::Ready(Err(broken.map_or(Fault::Closed, Fault::from))),
             }
-            Ok(response) => Ok(response.map(|body| {
-                self.switched = false;
-                let mut answer = Answer::new(body, self, pool);
-                answer.notice_end();
-                answer
-            })),
-            Err(error) => {
-                let error = error.into_error();
-                let silent = !self.heard.load(Ordering::Relaxed);
-                Err(if error.is_parse() {
-                    ExchangeError::Nonsense(error)
-                } else if self.reused && silent && self.since.elapsed() < STALE_WITHIN {
-                    ExchangeError::Stale(error)
-                } else {
-                    ExchangeError::Broken(error)
-                })
+        }
+    }
+
+    /// What it says of the worker that no head came.
+    fn blame(&self, fault: Fault) -> ExchangeError {
+        match fault {
+            Fault::Malformed(_) => ExchangeError::Nonsense(fault),
+            _ if self.reused && !self.heard && self.since.elapsed() < STALE_WITHIN => {
+                ExchangeError::Stale(fault)
             }
+            _ => ExchangeError::Broken(fault),
         }
     }
 }
 
-/// The body of a worker's response, bound to the connection that it comes over. Read to its end, it gives the connection
-/// back to the pool; dropped before, it closes it.
-pub struct Answer {
-    body: Incoming,
-    /// What was read of it in advance.
-    ahead: Option<Bytes>,
-    /// What came after the piece that was given last, and was no data: trailers or an error.
-    after: Option<Result<Frame<Bytes>, hyper::Error>>,
-    /// The end has come.
-    ended: bool,
-    connection: Option<Box<Connection>>,
-    pool: Pool,
-}
-
-impl Answer {
-    fn new(body: Incoming, connection: Box<Connection>, pool: Pool) -> Answer {
-        Answer { body, ahead: None, after: None, ended: false, connection: Some(connection), pool }
-    }
-
-    /// The whole response has been taken.
-    pub fn is_over(&self) -> bool {
-        self.connection.is_none() && self.ahead.is_none() && self.after.is_none()
-    }
-
-    /// Ends it here, and with it the connection.
-    pub fn close(&mut self) {
-        self.connection = None;
-        self.ahead = None;
-        self.after = None;
-    }
-
-    /// After a switch of protocols: the socket. `None` if the worker has ended it.
-    pub async fn into_tunnel(self) -> Option<Tunnel> {
-        self.connection?.into_tunnel().await
-    }
-
-    /// Reads the whole body in advance if it is promised to be no longer than `limit`; it can still be taken as if it had
-    /// not been read. `None` if it is longer, or did not come.
-    pub async fn peek(&mut self, limit: u64) -> Option<Bytes> {
-        self.body.size_hint().exact().filter(|length| (1..=limit).contains(length))?;
-        let mut whole = BytesMut::new();
-        while let Some(frame) = self.frame().await {
-            whole.extend_from_slice(frame.ok()?.data_ref()?);
-        }
-        self.ahead = Some(whole.freeze());
-        self.ahead.clone()
-    }
-
-    fn notice_end(&mut self) {
-        if self.body.is_end_stream() {
-            self.ended = true;
-            self.release();
-        }
-    }
-
-    fn release(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.pool.put(connection);
-        }
-    }
-
-    /// The next frame, as the worker has framed it.
-    fn poll_one(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(connection) = &mut self.connection
-        {
-            connection.drive(cx);
-            polled = Pin::new(&mut self.body).poll_frame(cx);
-        }
-        match &polled {
-            Poll::Pending => {}
-            Poll::Ready(Some(Ok(frame))) if frame.is_data() => self.notice_end(),
-            // Trailers are the last frame.
-            Poll::Ready(Some(Ok(_)) | None) => {
-                self.ended = true;
-                self.release();
-            }
-            Poll::Ready(Some(Err(_))) => self.connection = None,
-        }
-        polled
-    }
-
-    /// Puts to `first` what else is there already, so that what came at once leaves at once: a stream whose client is slower than its
-    /// worker costs by the byte, not by the event.
-    fn join(&mut self, first: Bytes, cx: &mut Context<'_>) -> Bytes {
-        let mut joined = BytesMut::new();
-        while !self.ended && first.len().max(joined.len()) < JOINED {
-            match self.poll_one(cx) {
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(more) if joined.is_empty() => {
-                        joined.reserve(JOINED);
-                        joined.extend_from_slice(&first);
-                        joined.extend_from_slice(&more);
-                    }
-                    Ok(more) => joined.extend_from_slice(&more),
-                    Err(trailers) => self.after = Some(Ok(trailers)),
-                },
-                Poll::Ready(Some(Err(error))) => {
-                    self.after = Some(Err(error));
-                    break;
-                }
-                Poll::Ready(None) | Poll::Pending => break,
-            }
-        }
-        if joined.is_empty() { first } else { joined.freeze() }
-    }
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(ahead) = self.ahead.take() {
-            return Poll::Ready(Some(Ok(Frame::data(ahead))));
-        }
-        if self.after.is_some() || self.ended {
-            return Poll::Ready(self.after.take());
-        }
-        self.poll_one(cx).map(|polled| {
-            polled.map(|frame| {
-                frame.map(|frame| match frame.into_data() {
-                    Ok(data) => Frame::data(self.join(data, cx)),
-                    Err(trailers) => trailers,
-                })
-            })
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.ahead.is_none() && self.after.is_none() && (self.ended || self.body.is_end_stream())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.ahead {
-            Some(ahead) => SizeHint::with_exact(ahead.len() as u64),
-            None => self.body.size_hint(),
-        }
-    }
+/// The answer itself is still to come.
+fn is_interim(status: StatusCode) -> bool {
+    status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// The connections of one worker. Cheap to clone.
@@ -485,12 +304,12 @@ impl Pool {
     ///
     /// # Errors
     /// The others of [`ExchangeError`]; a stale connection is for the caller to try again, on a new one.
-    pub fn exchange(
+    pub async fn exchange(
         &self,
         connection: Box<Connection>,
         request: Outgoing,
-    ) -> impl Future<Output = Result<Response<Answer>, ExchangeError>> + use<> {
-        connection.exchange(self.clone(), request)
+    ) -> Result<Response<Answer>, ExchangeError> {
+        connection.exchange(self.clone(), request).await
     }
 
     /// Sends `request` on a new connection.
@@ -518,10 +337,8 @@ impl Pool {
         }
     }
 
-    fn put(&self, mut connection: Box<Connection>) {
-        if !connection.is_idle() {
-            return;
-        }
+    /// Keeps a connection of which nothing more is owed.
+    pub(super) fn put(&self, mut connection: Box<Connection>) {
         connection.since = Instant::now();
         let mut idle = self.shared.idle.lock();
         if idle.len() < IDLE_CONNECTIONS {

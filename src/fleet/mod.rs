@@ -4,10 +4,12 @@
 //! a new one and swaps it in.
 
 pub mod activity;
+pub mod answer;
 pub mod connection;
 pub mod discovery;
 pub mod exposition;
 pub mod feedback;
+pub mod framing;
 pub mod health;
 pub mod listing;
 pub mod models;

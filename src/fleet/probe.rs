@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
-use http_body_util::Full;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use tokio::time::{MissedTickBehavior, timeout};
 
 use super::Fleet;
-use super::connection::{ExchangeError, Outgoing};
+use super::connection::ExchangeError;
+use super::framing::Outgoing;
 use super::health::Event;
 use super::news::News;
 use super::worker::Worker;
@@ -85,13 +85,12 @@ async fn probe_one(fleet: Arc<Fleet>, worker: Weak<Worker>, key: Option<Secret>,
 }
 
 fn probe_request(worker: &Worker, path: &str, key: Option<&Secret>) -> Outgoing {
-    let mut request = Request::new(Full::<Bytes>::default());
-    *request.uri_mut() = path.parse().expect("the config takes paths only");
-    request.headers_mut().insert(header::HOST, worker.authority.clone());
-    request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    headers.insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
     if let Some(key) = key.and_then(Secret::bearer) {
-        request.headers_mut().insert(header::AUTHORIZATION, key);
+        headers.insert(header::AUTHORIZATION, key);
     }
-    request
+    let path = path.parse().expect("the config takes paths only");
+    Outgoing::new(&Method::GET, &path, &worker.authority, &headers, Bytes::new())
 }

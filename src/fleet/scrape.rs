@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Fleet;
-use super::connection::{ExchangeError, Outgoing};
+use super::connection::ExchangeError;
 use super::exposition::{CacheConfig, Page, PageReader};
+use super::framing::Outgoing;
 use super::news::News;
 use super::reading::{Meaning, Readings};
 use super::worker::Worker;
@@ -145,10 +146,7 @@ pub(super) fn scrape_request(
     accept: &'static str,
     key: Option<&Secret>,
 ) -> Outgoing {
-    let mut request = Request::new(Full::<Bytes>::default());
-    *request.uri_mut() = path.parse().expect("the config takes paths only");
-    let headers = request.headers_mut();
-    headers.insert(header::HOST, worker.authority.clone());
+    let mut headers = HeaderMap::new();
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     headers.insert(header::USER_AGENT, HeaderValue::from_static("warmroute-scrape"));
     headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
@@ -156,7 +154,8 @@ pub(super) fn scrape_request(
     if let Some(key) = key.and_then(Secret::bearer) {
         headers.insert(header::AUTHORIZATION, key);
     }
-    request
+    let path = path.parse().expect("the config takes paths only");
+    Outgoing::new(&Method::GET, &path, &worker.authority, &headers, Bytes::new())
 }
 
 impl Fleet {

@@ -16,7 +16,8 @@ use super::upstream::Upstream;
 use super::{Client, Proxy};
 use crate::config::{Draw, Mode};
 use crate::core::ids::WorkerId;
-use crate::fleet::connection::{Answer, ExchangeError};
+use crate::fleet::answer::Answer;
+use crate::fleet::connection::ExchangeError;
 use crate::metrics::Retry;
 
 /// A response head, and what its body goes on with.

@@ -23,7 +23,7 @@ use super::upstream::Upstream;
 use super::watch::{Watch, is_event_stream};
 use super::{Client, Proxy};
 use crate::core::prompt::Endpoint;
-use crate::fleet::connection::Answer;
+use crate::fleet::answer::Answer;
 use crate::fleet::health::Event;
 use crate::fleet::probe;
 
@@ -145,7 +145,7 @@ async fn switch(
     mut placed: Box<Placed>,
     client: &Client,
 ) -> Result<Response<ResponseBody>, ProxyError> {
-    let worker = answer.into_tunnel().await.ok_or(ProxyError::Internal)?;
+    let worker = answer.into_tunnel().ok_or(ProxyError::Internal)?;
     placed.report(Event::Answered);
     headers::clean_response(&mut head, &placed.worker.authority);
     // hyper's own handle on the worker's connection is of no use any more, and would be taken for the client's.

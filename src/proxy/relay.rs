@@ -19,7 +19,8 @@ use super::hide_usage::WithoutUsage;
 use super::patience::{GivenUp, Patience};
 use super::watch::Watch;
 use crate::core::prompt::Endpoint;
-use crate::fleet::connection::Answer;
+use crate::fleet::answer::Answer;
+use crate::fleet::connection::Fault;
 use crate::fleet::health::Event;
 use crate::metrics::FailureKind;
 
@@ -27,7 +28,7 @@ use crate::metrics::FailureKind;
 #[derive(Debug, Error)]
 pub enum Cut {
     #[error("the worker broke off: {0}")]
-    Broken(#[from] hyper::Error),
+    Broken(#[from] Fault),
     #[error(transparent)]
     GivenUp(#[from] GivenUp),
 }

@@ -7,8 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, Version, header};
-use http_body_util::Full;
+use http::{HeaderValue, Response, StatusCode};
 use memchr::memmem;
 
 use super::Proxy;
@@ -17,7 +16,9 @@ use super::error::ProxyError;
 use super::headers::UpstreamHead;
 use super::patience::{GivenUp, Heard, Limits, Patience};
 use super::place::Placed;
-use crate::fleet::connection::{Answer, ExchangeError, Outgoing};
+use crate::fleet::answer::Answer;
+use crate::fleet::connection::ExchangeError;
+use crate::fleet::framing::Outgoing;
 use crate::fleet::health::Event;
 use crate::fleet::worker::Worker;
 use crate::metrics::{FailureKind, Retry};
@@ -37,13 +38,8 @@ pub struct Upstream {
 
 impl Upstream {
     fn request(&self, host: &HeaderValue) -> Outgoing {
-        let mut request = Request::new(Full::new(self.body.clone()));
-        *request.method_mut() = self.head.method.clone();
-        *request.uri_mut() = self.head.target.clone();
-        *request.version_mut() = Version::HTTP_11;
-        *request.headers_mut() = self.head.headers.clone();
-        request.headers_mut().insert(header::HOST, host.clone());
-        request
+        let UpstreamHead { method, target, headers } = &self.head;
+        Outgoing::new(method, target, host, headers, self.body.clone())
     }
 
     /// Sends the request to the worker it was placed on and waits for the response head. A kept connection that turns out

@@ -96,8 +96,10 @@ impl Run {
             silence = last.elapsed();
             last = Instant::now();
         }
-        let data = text.split("\r\n").filter_map(|line| line.strip_prefix("data: "));
-        let mut events: Vec<&str> = data.map(|line| line.trim_end_matches('\n')).collect();
+        // Sizes and chunks in turns; a chunk has one event or several.
+        let whole: String = text.split("\r\n").skip(1).step_by(2).collect();
+        let mut events: Vec<&str> =
+            whole.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
         let end = events.pop().expect("an event");
         let whole = end == "[DONE]";
         assert!(if whole { events.len() == EVENTS } else { events.len() <= EVENTS }, "{text}");
