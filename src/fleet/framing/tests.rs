@@ -2,11 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An answer that comes in these pieces: its head, its data, its trailers, and whether it is over; and what was read behind it.
-fn read(
-    pieces: &[&[u8]],
-    method: &Method,
-) -> Result<(Option<u16>, Vec<u8>, Option<HeaderMap>, bool, Vec<u8>), Malformed> {
+/// Status, data, trailers, and whether it is over; and what was read behind it.
+type Read = (Option<u16>, Vec<u8>, Option<HeaderMap>, bool, Vec<u8>);
+
+/// An answer that comes in these pieces.
+fn read(pieces: &[&[u8]], method: &Method) -> Result<Read, Malformed> {
     let (mut buffer, mut head, mut data, mut trailers) = (BytesMut::new(), None::<Head>, Vec::new(), None);
     for piece in pieces {
         buffer.extend_from_slice(piece);
