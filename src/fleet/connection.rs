@@ -33,8 +33,8 @@ const IDLE_CONNECTIONS: usize = 512;
 /// A kept connection that ends so soon after a request was put on it had been closed already; later, the worker has ended
 /// it with the request in hand.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
-/// Room for a read from a worker: what is read ahead of what a client takes is no more than this and what room was left.
-const READ_AT_ONCE: usize = 8 << 10;
+/// Room for a read from a worker: the least, and the most while reads fill it. No more is read ahead of what a client takes.
+const ROOM: [usize; 2] = [8 << 10, 64 << 10];
 
 /// What the system says when it has no socket, port or memory left for a connection.
 const OUT_OF_SOCKETS: [Errno; 5] =
@@ -121,6 +121,8 @@ pub struct Connection {
     stream: Stream,
     /// What was read and not yet taken.
     pub(super) read: BytesMut,
+    /// For the next read.
+    room: usize,
     /// What is still to be written.
     unsent: Chain<Bytes, Bytes>,
     /// Writing has failed: what was answered before that can still be read.
@@ -155,6 +157,7 @@ impl Connection {
         Ok(Box::new(Connection {
             stream,
             read: BytesMut::new(),
+            room: ROOM[0],
             unsent: Bytes::new().chain(Bytes::new()),
             deaf: false,
             heard: false,
@@ -188,8 +191,11 @@ impl Connection {
 
     /// Reads more; 0 bytes at the end of the connection.
     pub(super) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.read.reserve(READ_AT_ONCE);
+        let [least, most] = ROOM;
+        self.read.reserve(self.room);
+        let room = self.read.capacity() - self.read.len();
         let count = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(cx))?;
+        self.room = if count == room { (2 * self.room).min(most) } else { least };
         self.heard |= count > 0;
         Poll::Ready(Ok(count))
     }

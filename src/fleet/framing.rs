@@ -142,7 +142,10 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
         parts.headers.append(name, value.map_err(|_| Malformed("the head has a value that is none"))?);
     }
     let body = Framing::of(&parts, method)?;
-    let keeps = keeps_open(&parts) && body != Framing::UntilClose;
+    // Whoever sends a coding and a length may mean either (RFC 9112, 6.3).
+    let clear = !(parts.headers.contains_key(header::TRANSFER_ENCODING)
+        && parts.headers.contains_key(header::CONTENT_LENGTH));
+    let keeps = clear && keeps_open(&parts) && body != Framing::UntilClose;
     Ok(Some(Head { parts, body, keeps }))
 }
 

@@ -116,6 +116,7 @@ fn a_connection_is_kept_as_both_sides_mean_it() {
         ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true),
         ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: x, Close\r\n\r\n", false),
         ("HTTP/1.1 200 OK\r\n\r\n", false),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", false),
         ("HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", false),
         ("HTTP/1.0 200 OK\r\ncontent-length: 0\r\nconnection: Keep-Alive\r\n\r\n", true),
     ] {
