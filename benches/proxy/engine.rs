@@ -30,7 +30,7 @@ pub fn start() -> SocketAddr {
 }
 
 struct Answers {
-    chat: Vec<u8>,
+    words: String,
     stream_head: Vec<u8>,
     events: Vec<Vec<u8>>,
     metrics: Vec<u8>,
@@ -38,18 +38,25 @@ struct Answers {
     empty: Vec<u8>,
 }
 
+/// An answer whose length is said.
+fn with_length(kind: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
+}
+
 impl Answers {
-    fn new() -> Answers {
-        let with_length = |kind: &str, body: &str| {
-            let length = body.len();
-            format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}")
-                .into_bytes()
-        };
-        let usage = r#""usage":{"prompt_tokens":300,"total_tokens":364,"completion_tokens":64}"#;
-        let words = "every answer takes a few words ".repeat(8);
+    /// To a prompt of so many bytes: four are a token.
+    fn chat(&self, bytes: usize) -> Vec<u8> {
+        let (words, prompt) = (&self.words, bytes / 4);
         let chat = format!(
-            r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{words}"}},"finish_reason":"stop"}}],{usage}}}"#
+            r#"{{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{{"role":"assistant","content":"{words}"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":64}}}}"#,
+            prompt + 64
         );
+        with_length("application/json", &chat)
+    }
+
+    fn new() -> Answers {
+        let words = "every answer takes a few words ".repeat(8);
         let chunk = |data: String| format!("{:x}\r\n{data}\r\n", data.len()).into_bytes();
         let event = |at: usize| {
             chunk(format!(
@@ -60,7 +67,7 @@ impl Answers {
         events.push([chunk("data: [DONE]\n\n".to_owned()), b"0\r\n\r\n".to_vec()].concat());
         let page = format!("vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n");
         Answers {
-            chat: with_length("application/json", &chat),
+            words,
             stream_head:
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
                     .to_vec(),
@@ -85,7 +92,7 @@ impl Answers {
         to.write_all(b"0\r\n\r\n")
     }
 
-    fn write(&self, head: &str, streams: bool, to: &mut TcpStream) -> std::io::Result<()> {
+    fn write(&self, head: &str, bytes: usize, streams: bool, to: &mut TcpStream) -> std::io::Result<()> {
         if head.starts_with("GET /metrics") {
             return to.write_all(&self.metrics);
         }
@@ -96,7 +103,7 @@ impl Answers {
             return to.write_all(&self.empty);
         }
         if !streams {
-            return to.write_all(&self.chat);
+            return to.write_all(&self.chat(bytes));
         }
         to.write_all(&self.stream_head)?;
         self.events.iter().try_for_each(|event| to.write_all(event))
@@ -111,7 +118,7 @@ fn serve(mut stream: TcpStream, answers: &Answers) {
         let streams = body.windows(13).take(64).any(|window| window == br#""stream":true"#);
         let written = match pace(&body) {
             Some(pace) => answers.write_paced(pace, &mut stream),
-            None => answers.write(&head, streams, &mut stream),
+            None => answers.write(&head, body.len(), streams, &mut stream),
         };
         if written.is_err() {
             return;
