@@ -1,3 +1,5 @@
+//! Answers in pieces of any sizes, answers that are none, and requests as they are written.
+
 use proptest::prelude::*;
 
 use super::*;
