@@ -108,6 +108,27 @@ async fn events_that_come_at_once_are_whole_whatever_follows_them() {
 }
 
 #[tokio::test]
+async fn a_workers_own_words_for_a_status_come_through() {
+    let engine = FakeEngine::start().await;
+    engine.next(vec![Step::send("HTTP/1.1 418 Short and stout\r\ncontent-length: 0\r\n\r\n")]);
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    let answer = router.client().await.post("/v1/chat/completions", &chat("hi")).await;
+    assert_eq!(answer.head.start, "HTTP/1.1 418 Short and stout");
+}
+
+/// It is looked into, for an engine's last words.
+#[tokio::test]
+async fn a_500_that_breaks_off_is_not_made_to_look_whole() {
+    for end in [Step::Close, Step::Reset] {
+        let engine = FakeEngine::start().await;
+        engine.next(vec![Step::send("HTTP/1.1 500 E\r\ncontent-length: 100\r\n\r\n{\"error\":"), end]);
+        let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+        let answer = router.client().await.post("/v1/chat/completions", &chat("hi")).await;
+        assert_eq!(answer.status(), 502, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn the_workers_own_errors_come_back_as_they_are() {
     let engine = FakeEngine::start().await;
     let router = TestRouter::before(Mode::Kv, &[&engine]).await;

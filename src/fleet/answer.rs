@@ -51,16 +51,21 @@ impl Answer {
         Some(self.connection?.into_tunnel())
     }
 
-    /// Reads the whole body in advance if it is promised to be no longer than `limit`; it can still be taken as if it had
-    /// not been read. `None` if it is longer, or did not come.
-    pub async fn peek(&mut self, limit: u64) -> Option<Bytes> {
-        self.framing.left().filter(|length| (1..=limit).contains(length))?;
+    /// Reads the whole body in advance if it is promised to be no longer than `limit`, else `None`; it can still be taken as if it had
+    /// not been read.
+    ///
+    /// # Errors
+    /// If it broke off. Then nothing of it is left.
+    pub async fn peek(&mut self, limit: u64) -> Result<Option<Bytes>, Fault> {
+        if !self.framing.left().is_some_and(|length| (1..=limit).contains(&length)) {
+            return Ok(None);
+        }
         let mut whole = BytesMut::new();
         while let Some(frame) = self.frame().await {
-            whole.extend_from_slice(frame.ok()?.data_ref()?);
+            whole.extend_from_slice(frame?.data_ref().map_or(b"", |data| data));
         }
         self.ahead = Some(whole.freeze());
-        self.ahead.clone()
+        Ok(self.ahead.clone())
     }
 
     fn notice_end(&mut self) {

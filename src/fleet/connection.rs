@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpSocket;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::answer::Answer;
 use super::framing::{self, Head, Malformed, Outgoing};
@@ -33,6 +33,8 @@ const IDLE_CONNECTIONS: usize = 512;
 /// A kept connection that ends so soon after a request was put on it had been closed already; later, the worker has ended
 /// it with the request in hand.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
+/// How long an answer is waited for on a connection that cannot be written to any more.
+const HEARD_OUT: Duration = Duration::from_millis(500);
 /// Room for a read from a worker: the least, and the most while reads fill it. No more is read ahead of what a client takes.
 const ROOM: [usize; 2] = [8 << 10, 64 << 10];
 
@@ -104,7 +106,7 @@ impl ExchangeError {
 
 async fn within<T>(limit: Duration, connecting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-    tokio::time::timeout(limit, connecting).await.map_err(late)?
+    timeout(limit, connecting).await.map_err(late)?
 }
 
 /// Counts an open connection for as long as it lives.
@@ -123,8 +125,8 @@ pub struct Connection {
     pub(super) read: BytesMut,
     /// For the next read.
     room: usize,
-    /// What is still to be written.
-    unsent: Chain<Bytes, Bytes>,
+    /// What is still to be written. Nothing is kept of it afterwards: the answer may take long, and the connection lives longer.
+    unsent: Option<Chain<Bytes, Bytes>>,
     /// Writing has failed: what was answered before that can still be read.
     deaf: bool,
     /// Something was read since the last request.
@@ -158,7 +160,7 @@ impl Connection {
             stream,
             read: BytesMut::new(),
             room: ROOM[0],
-            unsent: Bytes::new().chain(Bytes::new()),
+            unsent: None,
             deaf: false,
             heard: false,
             reused: false,
@@ -174,18 +176,19 @@ impl Connection {
 
     /// Writes what is to be written, as far as it goes.
     pub(super) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.unsent.has_remaining() {
+        while let Some(unsent) = self.unsent.as_mut().filter(|unsent| unsent.has_remaining()) {
             let mut slices = [IoSlice::new(&[]); 2];
-            let count = self.unsent.chunks_vectored(&mut slices);
+            let count = unsent.chunks_vectored(&mut slices);
             match ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count])) {
-                Ok(written @ 1..) => self.unsent.advance(written),
+                Ok(written @ 1..) => unsent.advance(written),
                 failed => {
                     self.deaf = true;
-                    self.unsent = Bytes::new().chain(Bytes::new());
+                    self.unsent = None;
                     return Poll::Ready(failed.and(Err(io::ErrorKind::WriteZero.into())));
                 }
             }
         }
+        self.unsent = None;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -207,7 +210,7 @@ impl Connection {
 
     /// All has been written and taken.
     pub(super) fn is_even(&self) -> bool {
-        !self.deaf && !self.unsent.has_remaining() && self.read.is_empty()
+        !self.deaf && self.unsent.is_none() && self.read.is_empty()
     }
 
     /// Sends `request` and waits for the response head.
@@ -217,9 +220,15 @@ impl Connection {
         request: Outgoing,
     ) -> Result<Response<Answer>, ExchangeError> {
         let Outgoing { head, body, method, switches, closes } = request;
-        self.unsent = head.chain(body);
+        self.unsent = Some(head.chain(body));
         self.heard = false;
-        let Head { parts, body, keeps } = match poll_fn(|cx| self.poll_head(&method, cx)).await {
+        let mut answered = poll_fn(|cx| self.poll_head(&method, cx)).await;
+        if self.deaf && answered.is_err() {
+            // It may have answered before it stopped listening (413, 401), and the system not have told of that yet.
+            let late = timeout(HEARD_OUT, poll_fn(|cx| self.poll_head(&method, cx))).await;
+            answered = late.ok().filter(Result::is_ok).unwrap_or(answered);
+        }
+        let Head { parts, body, keeps } = match answered {
             Ok(head) => head,
             Err(fault) => return Err(self.blame(fault)),
         };
@@ -360,5 +369,58 @@ impl Pool {
                 .collect()
         };
         drop(closing); // Sockets are closed after the lock is let go.
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue, Uri};
+    use http_body_util::BodyExt;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::WorkerTls;
+
+    /// A pool before a worker that reads so much of each request, answers, and keeps the socket or closes it.
+    async fn before(read: usize, answer: &'static str, keeps: bool) -> Pool {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let origin = Origin::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let (secure, _) = Secure::new(&WorkerTls::default()).unwrap();
+        tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                stream.read_exact(&mut vec![0; read]).await.unwrap();
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                kept.extend(keeps.then_some(stream));
+            }
+        });
+        Pool::new(origin, secure, IntGauge::new("open", "test").unwrap())
+    }
+
+    fn request(bytes: usize) -> Outgoing {
+        let (host, body) = (HeaderValue::from_static("a"), Bytes::from(vec![b'x'; bytes]));
+        Outgoing::new(&Method::POST, &Uri::from_static("/"), &host, &HeaderMap::new(), body)
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_came_before_its_request_was_read_is_heard() {
+        let pool = before(100, "HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno", false).await;
+        for _ in 0..30 {
+            let answer = pool.send_anew(request(8 << 20), Duration::from_secs(5)).await.expect("an answer");
+            assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
+            assert_eq!(answer.into_body().collect().await.expect("its body").to_bytes(), "no");
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_of_a_request_is_kept_once_it_is_written() {
+        let written = request(100_000);
+        let whole = written.head.len() + written.body.len();
+        let pool = before(whole, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno", true).await;
+        let answer = pool.send_anew(written, Duration::from_secs(5)).await.expect("an answer");
+        answer.into_body().collect().await.expect("its body");
+        let kept = pool.take(Duration::from_secs(5)).expect("a kept connection");
+        assert!(kept.unsent.is_none());
     }
 }

@@ -4,6 +4,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri, Version, response};
+use hyper::ext::ReasonPhrase;
 use thiserror::Error;
 
 /// Longest head, and longest list of trailers.
@@ -122,6 +123,10 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
     };
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(Malformed("the status is none"))?;
+    // The usual one is written anew.
+    let reason =
+        parsed.reason.filter(|reason| !reason.is_empty() && status.canonical_reason() != Some(reason));
+    let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
     let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let base = read.as_ptr() as usize;
     let places: smallvec::SmallVec<[(HeaderName, usize, usize); 16]> = parsed
@@ -136,6 +141,9 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
     let whole = read.split_to(length).freeze();
     let mut parts = http::Response::new(()).into_parts().0;
     (parts.status, parts.version) = (status, version);
+    if let Some(reason) = reason {
+        parts.extensions.insert(reason);
+    }
     parts.headers.reserve(places.len());
     for (name, start, length) in places {
         let value = HeaderValue::from_maybe_shared(whole.slice(start..start + length));

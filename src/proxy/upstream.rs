@@ -121,7 +121,8 @@ impl Upstream {
         };
         if self.repeatable
             && response.status() == StatusCode::INTERNAL_SERVER_ERROR
-            && let Some(body) = response.body_mut().peek(LAST_WORDS_LENGTH).await
+            && let Some(body) =
+                response.body_mut().peek(LAST_WORDS_LENGTH).await.map_err(ExchangeError::Broken)?
             && LAST_WORDS.iter().any(|words| memmem::find(&body, words).is_some())
         {
             return Err(ExchangeError::Dying);
