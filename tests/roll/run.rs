@@ -21,6 +21,8 @@ pub struct Run {
     /// Those that were told to end.
     pub ended: Mutex<HashSet<usize>>,
     pub asked: AtomicUsize,
+    /// Numbers of requests that have no outcome yet.
+    pub under_way: Mutex<HashSet<usize>>,
     pub answered: AtomicUsize,
     pub streamed: AtomicUsize,
     pub broken: AtomicUsize,
@@ -62,6 +64,7 @@ impl Run {
         let prefix = format!("client {client} of group {} begins; ", client % 16).repeat(80);
         while !self.over.load(Ordering::Relaxed) {
             let number = self.asked.fetch_add(1, Ordering::Relaxed);
+            self.under_way.lock().insert(number);
             let streams = (number + client).is_multiple_of(2);
             let body = format!(
                 r#"{{"stream":{streams},"messages":[{{"role":"user","content":"{prefix}{number}"}}]}}"#
@@ -80,6 +83,7 @@ impl Run {
                 assert_eq!(said["number"], number);
                 self.answered.fetch_add(1, Ordering::Relaxed);
             }
+            self.under_way.lock().remove(&number);
         }
     }
 
