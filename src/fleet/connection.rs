@@ -174,19 +174,25 @@ impl Connection {
         Tunnel { stream: self.stream, early: self.read.freeze(), _counted: self._counted }
     }
 
-    /// Writes what is to be written, as far as it goes.
+    /// Writes what is to be written, as far as it goes. Fails once: after that nothing is written any more.
     pub(super) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = if self.deaf { Ok(()) } else { ready!(self.poll_write(cx)) };
+        if sent.is_err() {
+            self.deaf = true;
+            self.unsent = None;
+        }
+        Poll::Ready(sent)
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(unsent) = self.unsent.as_mut().filter(|unsent| unsent.has_remaining()) {
             let mut slices = [IoSlice::new(&[]); 2];
             let count = unsent.chunks_vectored(&mut slices);
-            match ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count])) {
-                Ok(written @ 1..) => unsent.advance(written),
-                failed => {
-                    self.deaf = true;
-                    self.unsent = None;
-                    return Poll::Ready(failed.and(Err(io::ErrorKind::WriteZero.into())));
-                }
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
+            unsent.advance(written);
         }
         self.unsent = None;
         Pin::new(&mut self.stream).poll_flush(cx)
@@ -242,22 +248,17 @@ impl Connection {
 
     /// Writes the request and reads the head, each as far as it goes: an answer may come before the request is written.
     fn poll_head(&mut self, method: &Method, cx: &mut Context<'_>) -> Poll<Result<Head, Fault>> {
-        let broken = match self.poll_send(cx) {
-            Poll::Ready(Err(error)) => Some(error),
-            Poll::Ready(Ok(())) | Poll::Pending => None,
-        };
+        if let Poll::Ready(Err(error)) = self.poll_send(cx) {
+            return Poll::Ready(Err(error.into()));
+        }
         loop {
             match framing::take_head(&mut self.read, method)? {
                 Some(head) if is_interim(head.parts.status) => continue,
                 Some(head) => return Poll::Ready(Ok(head)),
                 None => {}
             }
-            match (self.poll_read(cx), broken.is_some()) {
-                (Poll::Ready(Ok(1..)), _) => {}
-                (Poll::Ready(Ok(_)), false) => return Poll::Ready(Err(Fault::Closed)),
-                (Poll::Ready(Err(error)), false) => return Poll::Ready(Err(error.into())),
-                (Poll::Pending, false) => return Poll::Pending,
-                (_, true) => return Poll::Ready(Err(broken.map_or(Fault::Closed, Fault::from))),
+            if ready!(self.poll_read(cx))? == 0 {
+                return Poll::Ready(Err(Fault::Closed));
             }
         }
     }

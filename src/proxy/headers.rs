@@ -253,10 +253,9 @@ impl Present {
 fn remove_named(headers: &mut HeaderMap) {
     for line in headers.get_all(header::CONNECTION).iter().cloned().collect::<SmallVec<[HeaderValue; 2]>>() {
         for name in line.to_str().unwrap_or_default().split(',').map(str::trim) {
-            let common = ["keep-alive", "close"].iter().any(|word| name.eq_ignore_ascii_case(word));
             let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
             // These frame or address the message itself; a client cannot have them taken away.
-            if !common && name != header::CONTENT_LENGTH && name != header::HOST {
+            if name != header::CONTENT_LENGTH && name != header::HOST {
                 headers.remove(name);
             }
         }

@@ -294,8 +294,8 @@ impl Lines {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::cut;
     use super::*;
+    use crate::testing::cut;
 
     fn hide(pieces: &[&[u8]]) -> String {
         let mut hide = HideUsage::default();

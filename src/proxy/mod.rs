@@ -281,17 +281,3 @@ impl Drop for Busy {
         self.0.busy.store(false, Ordering::Relaxed);
     }
 }
-
-/// `text` in pieces of these sizes, and the rest.
-#[cfg(test)]
-fn cut(text: &[u8], sizes: impl IntoIterator<Item = usize>) -> Vec<&[u8]> {
-    let mut rest = text;
-    let mut pieces = Vec::new();
-    for size in sizes {
-        let (now, later) = rest.split_at(size.min(rest.len()));
-        pieces.push(now);
-        rest = later;
-    }
-    pieces.push(rest);
-    pieces
-}

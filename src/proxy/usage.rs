@@ -189,8 +189,8 @@ fn parse(object: &[u8]) -> Option<Finished> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::cut;
     use super::*;
+    use crate::testing::cut;
 
     fn read(pieces: &[&[u8]]) -> Option<(Option<u32>, Option<u32>, Option<u32>)> {
         let mut reader = UsageReader::default();

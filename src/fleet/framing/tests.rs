@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::cut;
 
 /// Status, data, trailers, and whether it is over; and what was read behind it.
 type Read = (Option<u16>, Vec<u8>, Option<HeaderMap>, bool, Vec<u8>);
@@ -170,16 +171,4 @@ proptest! {
             prop_assert_eq!((one.1, one.3, one.4), (many.1, many.3, many.4));
         }
     }
-}
-
-fn cut(text: &[u8], sizes: impl IntoIterator<Item = usize>) -> Vec<&[u8]> {
-    let mut rest = text;
-    let mut pieces = Vec::new();
-    for size in sizes {
-        let (now, later) = rest.split_at(size.min(rest.len()));
-        pieces.push(now);
-        rest = later;
-    }
-    pieces.push(rest);
-    pieces
 }
