@@ -167,10 +167,19 @@ fn compare(contenders: &[Contender], shape: &Shape, rounds: usize, seconds: u64,
 fn pace_events(contenders: &[Contender]) {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["an event under way, us", "5 ms apart: p50", "p99", "20 ms apart: p50", "p99"]);
+    table.set_header([
+        "an event under way, us",
+        "5 ms apart: p50",
+        "p99",
+        "CPU an event",
+        "20 ms apart: p50",
+        "p99",
+        "CPU an event",
+    ]);
     for contender in contenders {
         let mut row = vec![contender.name.to_owned()];
         for (pace, streams) in [(5, 6), (20, 2)] {
+            let before = contender.cpu_seconds();
             let mut all: Vec<u64> = std::thread::scope(|scope| {
                 let listen = || {
                     let mut client = Client::of(contender.address);
@@ -183,6 +192,7 @@ fn pace_events(contenders: &[Contender]) {
             for share in [50, 99] {
                 row.push(format!("{:.0}", all[all.len() * share / 100] as f64 / 1e3));
             }
+            row.push(format!("{:.1}", (contender.cpu_seconds() - before) * 1e6 / all.len() as f64));
         }
         table.add_row(row);
     }
