@@ -528,4 +528,7 @@ async fn compares_the_modes_of_a_running_proxy_and_leaves_it_as_it_was() {
 
     let error = bench(&["--target", &target, "--admin", &target]).await.unwrap_err();
     assert!(error.contains("--admin"), "{error}");
+    let several = format!("{target},{target}");
+    let error = bench(&["--target", &several, "--admin", &admin]).await.unwrap_err();
+    assert!(error.contains("as they are"), "{error}");
 }

@@ -58,7 +58,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("`{text}` is not a duration; write a number and a unit, as in 4s or 500ms"))
 }
 
-fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("must be longer than zero".to_owned()),
         duration => Ok(duration),

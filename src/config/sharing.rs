@@ -138,6 +138,9 @@ impl Sharing {
         if self.ca.is_some() && in_tls == 0 {
             return Err("sharing.ca: is for rediss:// and sharing.urls has none".to_owned());
         }
+        if self.kind == StoreKind::Sentinel && self.group.is_empty() {
+            return Err("sharing.group: must name the group of servers, as the sentinels do".to_owned());
+        }
         if self.user.is_some() && self.password_file.is_none() {
             return Err("sharing.user: has no password; name it in sharing.password_file".to_owned());
         }
@@ -159,11 +162,10 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 const LONGEST_PREFIX: usize = 64;
 
 fn delay<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    let delay = scalar::duration::deserialize(from)?;
-    if delay > LONGEST_DELAY {
-        return Err(serde::de::Error::custom("must be at most 10s"));
-    }
-    Ok(delay)
+    scalar::checked(from, |text| match scalar::parse_positive_duration(text)? {
+        delay if delay <= LONGEST_DELAY => Ok(delay),
+        _ => Err(format!("must be at most {}", humantime::format_duration(LONGEST_DELAY))),
+    })
 }
 
 fn key_prefix<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
@@ -216,7 +218,8 @@ mod tests {
         refused("{urls: ['redis://a:1', 'rediss://b:1'], kind: cluster}", "or none");
         refused("{urls: ['redis://a:1'], ca: FILE}", "sharing.ca");
         refused("{urls: ['redis://a:1'], user: w}", "sharing.user");
-        refused("{urls: ['redis://a:1'], delay: 1m}", "at most 10s");
+        refused("{urls: ['redis://a:1'], delay: 1m}", "sharing.delay: must be at most 10s");
+        refused("{urls: ['redis://a:1'], kind: sentinel, group: ''}", "sharing.group");
         refused("{urls: ['redis://a:1'], key_prefix: '{a}'}", "letters, digits");
         refused("{urls: ['redis://a:1'], most: 0}", "most");
         refused("{url: 'redis://a:1'}", "unknown field");

@@ -125,6 +125,11 @@ impl TargetArgs {
     pub fn check(&self) -> Result<()> {
         let names = self.names()?;
         ensure!(self.admin.is_none() || names.len() == 1, "--admin compares the modes of one --target");
+        let several = self.targets.iter().any(|target| target.url.contains(','));
+        ensure!(
+            self.admin.is_none() || !several,
+            "--admin switches one warmroute, and would leave the others of --target URL,URL as they are: compare modes before one"
+        );
         for named in &self.metrics {
             if let Some(name) = named.name.as_ref().filter(|name| !names.contains(name)) {
                 bail!("--metrics {name}={}: no --target is called `{name}`", named.url);

@@ -384,4 +384,4 @@ fn size_of(line: &[u8]) -> Result<u64, Malformed> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -98,6 +98,8 @@ impl Reach {
         let hint = hint(error).map_or_else(String::new, |hint| format!(" ({hint})"));
         if self.state.lock().fails(side, fault, Instant::now()) {
             let side = if side == Side::Reading { "reading" } else { "writing" };
+            // What is no store at all may be quoted in several lines.
+            let error = error.to_string().replace(['\r', '\n'], " ");
             tracing::warn!(
                 "the store of sharing fails ({side}), going on alone until it is back: {error}{hint}"
             );
@@ -116,7 +118,10 @@ fn hint(error: &RedisError) -> Option<&'static str> {
             "it is a replica: name the primary server, or its sentinels with sharing.kind: sentinel"
         }
         "NOAUTH" | "WRONGPASS" => "see sharing.password_file and sharing.user",
-        "NOPERM" => "sharing.user needs XADD, XREAD and XREVRANGE on keys that begin with sharing.key_prefix",
+        "NOPERM" => {
+            "sharing.user needs XADD, XREAD and XREVRANGE on keys that begin with sharing.key_prefix, SELECT if sharing.urls name a \
+             database, and CLUSTER SLOTS for sharing.kind: cluster"
+        }
         "WRONGTYPE" => {
             "something else has a key where the stream would be: give sharing.key_prefix another name"
         }

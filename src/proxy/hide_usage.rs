@@ -295,7 +295,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::cut;
+    use crate::fleet::framing::tests::cut;
 
     fn hide(pieces: &[&[u8]]) -> String {
         let mut hide = HideUsage::default();

@@ -190,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::cut;
+    use crate::fleet::framing::tests::cut;
 
     fn read(pieces: &[&[u8]]) -> Option<(Option<u32>, Option<u32>, Option<u32>)> {
         let mut reader = UsageReader::default();

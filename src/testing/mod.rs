@@ -23,19 +23,6 @@ pub use wire::{Answer, Wire};
 /// Nothing that a test waits for takes this long on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// `text` in pieces of these sizes, and the rest.
-pub fn cut(text: &[u8], sizes: impl IntoIterator<Item = usize>) -> Vec<&[u8]> {
-    let mut rest = text;
-    let mut pieces = Vec::new();
-    for size in sizes {
-        let (now, later) = rest.split_at(size.min(rest.len()));
-        pieces.push(now);
-        rest = later;
-    }
-    pieces.push(rest);
-    pieces
-}
-
 /// Waits for `what` under [`PATIENCE`].
 pub async fn soon<T>(what: &str, wait: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, wait).await {

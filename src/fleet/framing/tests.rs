@@ -3,7 +3,19 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::cut;
+
+/// What a socket may make of `text`: pieces of these sizes, and the rest. For the readers above, too.
+pub(crate) fn cut(text: &[u8], sizes: impl IntoIterator<Item = usize>) -> Vec<&[u8]> {
+    let mut rest = text;
+    let mut pieces = Vec::new();
+    for size in sizes {
+        let (now, later) = rest.split_at(size.min(rest.len()));
+        pieces.push(now);
+        rest = later;
+    }
+    pieces.push(rest);
+    pieces
+}
 
 /// Status, data, trailers, and whether it is over; and what was read behind it.
 type Read = (Option<u16>, Vec<u8>, Option<HeaderMap>, bool, Vec<u8>);
