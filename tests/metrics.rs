@@ -115,6 +115,7 @@ async fn what_is_on_the_page_is_in_the_catalogue_with_its_help() {
     let names: BTreeSet<&str> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     assert!(names.len() > 35, "{names:?}");
+    assert!(!page.contains("warmroute_sharing_"), "who does not share says nothing of it");
     for name in names {
         assert!(STABLE.iter().any(|stable| stable.split('{').next() == Some(name)), "{name}");
         assert!(page.contains(&format!("# HELP {name} ")), "{name} says what it is");

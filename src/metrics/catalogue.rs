@@ -168,7 +168,7 @@ families! {
     }
     "What routers tell each other" {
         SHARING_CONNECTED = Gauge, Flag, "warmroute_sharing_connected", [],
-            "1 while the store can be read and written; 0 while it cannot, and without `sharing`.";
+            "1 while the store can be read and written; 0 while it cannot. Without `sharing` there is none of these series.";
         SHARING_PEERS = Gauge, Count, "warmroute_sharing_peers", [],
             "Other routers that have said lately that they live.";
         SHARING_NEWS = Counter, Count, "warmroute_sharing_news_total", [closed::<Way>()],

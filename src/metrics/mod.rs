@@ -13,7 +13,7 @@ pub mod source;
 pub mod worker;
 
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use prometheus::{
     Encoder, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
@@ -179,7 +179,8 @@ pub struct Metrics {
     pub access_lost: IntCounter,
     /// Spans that nobody took in time.
     pub traces_lost: IntCounter,
-    pub sharing: SharingMetrics,
+    /// There from their first use on: who does not share has no such series, and zeros mean something.
+    pub sharing: LazyLock<SharingMetrics, Box<dyn FnOnce() -> SharingMetrics + Send>>,
     pub models: Models,
     pub shadow: ShadowMetrics,
     pub believed_blocks: IntGauge,
@@ -213,7 +214,10 @@ impl Metrics {
             reloads: Counters::register(r, &c::RELOADS),
             access_lost: c::ACCESS_LOST.counter(r),
             traces_lost: c::TRACES_LOST.counter(r),
-            sharing: SharingMetrics::register(r),
+            sharing: LazyLock::new({
+                let registry = registry.clone();
+                Box::new(move || SharingMetrics::register(&registry))
+            }),
             models: Models::register(r),
             shadow: ShadowMetrics::register(r),
             believed_blocks: c::BELIEVED_BLOCKS.gauge(r),

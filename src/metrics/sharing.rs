@@ -5,7 +5,7 @@ use prometheus::{Gauge, IntGauge, Registry};
 use super::label::{NewsLost, Way};
 use super::{Counters, catalogue as c};
 
-/// The handles of `sharing`; they are zero without it.
+/// The handles of `sharing`.
 pub struct SharingMetrics {
     pub connected: IntGauge,
     /// Other routers that are known to live.

@@ -126,7 +126,7 @@ async fn a_deployment_is_rolled_and_nothing_is_lost_that_can_be_saved() {
     assert!(answered > 0 && streamed > 0);
 }
 
-/// For two minutes, or as many seconds as `WARMROUTE_API_AWAY` says.
+/// For three seconds, or as many as `WARMROUTE_API_AWAY` says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_fails_because_the_api_server_is_away() {
     let (run, mut cluster, base) =

@@ -9,6 +9,7 @@ import pathlib
 import random
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -56,6 +57,37 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(how)
         self.process.wait()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+class Store(Child):
+    """A redis-server that keeps nothing, for routers that share what they place."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.key = pathlib.Path(self.folder.name) / "hash-key"
+        self.key.write_text("one key for all of them\n")
+        port = free_port()
+        super().__init__(["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no",
+                          "--dir", self.folder.name], stdout=subprocess.DEVNULL)
+        self.url = f"redis://127.0.0.1:{port}"
+
+        def listens():
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return True
+            except OSError:
+                return False
+
+        until("the store to listen", listens)
+
+    def config(self, more=""):
+        """What a router that shares over it has in its config; `more` goes into `sharing`."""
+        return f"cache: {{hash_key_file: '{self.key}'}}\nsharing: {{urls: ['{self.url}']{more and ', '}{more}}}"
 
 
 class Engines(Child):

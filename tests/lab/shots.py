@@ -13,17 +13,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "prometheus
 
 from chromium import Chromium  # noqa: E402
 from fleet import ROOT, Engines, Load, Proxy, get_json  # noqa: E402
-from server import BOARD, Prometheus, filled  # noqa: E402
+from server import BOARD, Prometheus, filled, legend  # noqa: E402
 
 SHOTS = ROOT / "docs/screenshots"
 SECONDS = int(sys.argv[1]) if len(sys.argv) > 1 else 360  # in each mode
 STEP = 5
-
-
-def name(legend, labels):
-    for key, value in labels.items():
-        legend = legend.replace("{{" + key + "}}", value)
-    return legend
 
 
 def asked(prometheus, panel, begun, now):
@@ -37,7 +31,7 @@ def asked(prometheus, panel, begun, now):
         for series in get_json(f"{prometheus.url}/api/v1/query_range?{query}")["data"]["result"]:
             values = [[at, float(value)] for at, value in series["values"]]
             values = [[at, value if math.isfinite(value) else None] for at, value in values]
-            found.append({"name": name(target["legendFormat"], series["metric"]), "values": values})
+            found.append({"name": legend(target, series["metric"]), "values": values})
     if panel["type"] == "table":
         merged = {}
         for labels in found:

@@ -8,8 +8,8 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lab"))
 
-from fleet import ROOT, Engines, Load, Proxy, get_json, until  # noqa: E402
-from server import BOARD, Prometheus, filled  # noqa: E402
+from fleet import ROOT, Engines, Load, Proxy, Store, get_json, until  # noqa: E402
+from server import BOARD, Prometheus, filled, legend  # noqa: E402
 
 RULES = (ROOT / "deploy/prometheus/rules.yaml").read_text()
 # Of the alerts, those that need more than a minute, or a fault that cannot be made here.
@@ -29,12 +29,28 @@ def panels():
     return [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 
 
-def expressions():
-    for panel in panels():
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
-    for annotation in BOARD["annotations"]["list"]:
-        yield annotation["name"], annotation["expr"]
+def told_apart(prometheus, panel):
+    """Whether each line of a panel has a name of its own, and one that is whole, however many proxies there are."""
+    names = [legend(target, series["metric"]) for target in panel["targets"] for series in prometheus.query(filled(target["expr"]))]
+    return len(names) == len(set(names)) and not any("{{" in name for name in names)
+
+
+def board(prometheus):
+    """The board, while everything that it shows is under way and several proxies are read."""
+    asked = [(panel["title"], target["expr"]) for panel in panels() for target in panel["targets"]]
+    asked += [(annotation["name"], annotation["expr"]) for annotation in BOARD["annotations"]["list"]]
+    for title, expression in asked:
+        data = until(f"data for {title}: {expression}", lambda: prometheus.query(filled(expression)), 40)
+        values = [float(series["value"][1]) for series in data]
+        if all(value != value for value in values):
+            expect(False, f"{title}: {expression} is nowhere a number")
+    expect(True, f"all {len(asked)} expressions of the board bring data")
+    alike = [panel["title"] for panel in panels() if panel["type"] == "timeseries" and not told_apart(prometheus, panel)]
+    expect(not alike, f"no two lines of a panel have the same name {alike}")
+    rows = [len(prometheus.query(filled(target["expr"]))) for panel in panels() if panel["type"] == "table" for target in panel["targets"]]
+    usable = next(panel for panel in panels() if panel["title"] == "Usable workers")["targets"][0]["expr"]
+    usable = prometheus.query(filled(usable))[0]["value"][1]
+    expect(usable == "2" and min(rows) >= 3, f"a worker of several proxies is one worker: {usable} usable, rows {rows}")
 
 
 def impatient(rules):
@@ -59,7 +75,9 @@ alerts = set(re.findall(r"alert: (\w+)", RULES))
 with Engines(2) as engines, Engines(1) as mortal, \
         Proxy(engines.urls + mortal.urls, "log: {access: {to: /dev/full}}") as proxy, \
         Proxy(engines.urls, "scrape: {path: /nothing}") as blind, \
-        Prometheus([one.admin.removeprefix("http://") for one in (proxy, blind)], impatient(RULES)) as prometheus:
+        Store() as store, Proxy(engines.urls, store.config()) as here, \
+        Proxy(engines.urls, store.config("key_prefix: elsewhere")) as apart, \
+        Prometheus([one.admin.removeprefix("http://") for one in (proxy, blind, here, apart)], impatient(RULES)) as prometheus:
     with Load(proxy.clients, prefixes=9, threads=6, output=24, words=700):
         until("scrapes", lambda: prometheus.query("sum(rate(warmroute_requests_total[15s])) > 0"))
         fires(prometheus, "WarmrouteBlind", "WarmrouteAccessLogLost")
@@ -70,14 +88,13 @@ with Engines(2) as engines, Engines(1) as mortal, \
         fires(prometheus, "WarmrouteLeftInRandom")
         proxy.set_mode("kv")
 
-        # Every expression of the board, while everything that it shows is under way.
-        empty = dict(expressions())
-        for title, expression in expressions():
-            data = until(f"data for {title}: {expression}", lambda: prometheus.query(filled(expression)), 40)
-            values = [float(series["value"][1]) for series in data]
-            if all(value != value for value in values):
-                expect(False, f"{title}: {expression} is nowhere a number")
-        expect(True, f"all {len(list(expressions()))} expressions of the board bring data")
+        board(prometheus)
+
+        fires(prometheus, "WarmrouteSharingApart")
+        store.stop()
+        fires(prometheus, "WarmrouteSharingAway")
+        for one in (here, apart):
+            one.stop()
 
         proxy.configure("listen: nowhere")
         fires(prometheus, "WarmrouteConfigRefused")

@@ -1,9 +1,11 @@
 #!/bin/sh
 # The board and the alerts with Debian's prometheus: rules in made-up time, then everything against a real server that reads a real
-# warmroute. Two minutes. Needs python3; installs prometheus where it is missing.
+# warmroute. Two minutes. Needs python3; installs prometheus and redis-server where they are missing.
 set -eu
 cd "$(dirname "$0")/../.."
-command -v promtool >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends prometheus; }
+for program in prometheus redis-server; do
+  command -v $program >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends $program; }
+done
 [ -n "${WARMROUTE_BIN:-}" ] || cargo build --locked
 promtool check rules deploy/prometheus/rules.yaml
 promtool test rules tests/prometheus/alerts.yaml

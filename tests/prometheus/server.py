@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import socket
 import sys
 import tempfile
 import urllib.parse
@@ -10,7 +9,7 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lab"))
 
-from fleet import ROOT, Child, get_json, until  # noqa: E402
+from fleet import ROOT, Child, free_port, get_json, until  # noqa: E402
 
 BOARD = json.loads((ROOT / "deploy/grafana/warmroute.json").read_text())
 
@@ -24,8 +23,7 @@ class Prometheus(Child):
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
             f"rule_files: [{here}/rules.yaml]\n"
             f"scrape_configs: [{{job_name: warmroute, static_configs: [{{targets: {json.dumps(targets)}}}]}}]\n")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = (here / "log").open("w")
         super().__init__(["prometheus", f"--config.file={here}/prometheus.yaml", f"--storage.tsdb.path={here}/data",
@@ -53,3 +51,11 @@ def filled(expression):
     for name, value in {"$__rate_interval": "30s", "$instance": ".*", "$model": ".*"}.items():
         expression = expression.replace(name, value)
     return expression
+
+
+def legend(target, labels):
+    """What a series is called on the board."""
+    text = target["legendFormat"]
+    for name, value in labels.items():
+        text = text.replace("{{" + name + "}}", value)
+    return text
