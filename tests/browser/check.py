@@ -10,7 +10,7 @@ import urllib.request
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "lab"))
 
 from chromium import Chromium  # noqa: E402
-from fleet import Engines, Load, Proxy, get_json, until  # noqa: E402
+from fleet import Engines, Load, Proxy, Store, get_json, until  # noqa: E402
 
 failures = 0
 
@@ -71,6 +71,21 @@ def switch_by_keyboard(page, proxy):
     proxy.configure("")
     page.until("document.getElementById('split').hidden")
     expect(True, "a split is told for as long as it is in force")
+
+
+def troubles(chromium, engines):
+    """What is wrong beside the workers themselves."""
+    with Store() as store, Proxy(engines.urls, store.config(), found="dns: [{name: nobody.invalid, port: 8000}]") as proxy, \
+            Proxy(engines.urls, store.config()):
+        page = chromium.page(f"{proxy.admin}/")
+        page.until("document.getElementById('sharing').textContent === 'shares with 1 other router'")
+        page.until("document.getElementById('faults').textContent.includes('dns:nobody.invalid')")
+        expect(True, "whom it shares with is told, and a source that cannot be heard")
+        store.stop()
+        page.until("document.getElementById('sharing').hidden && document.querySelectorAll('#faults li').length === 2")
+        said = page.run("document.querySelectorAll('#faults li')[1].textContent")
+        expect("goes on alone" in said, f"and that the store is away: {said}")
+        expect(not page.complaints(), f"the console is silent {page.complaints()}")
 
 
 def names(page):
@@ -153,6 +168,7 @@ with Chromium() as chromium:
         other_site(chromium, proxy)
         expect(not page.complaints(), f"the console is silent {page.complaints()}")
         gone(page, proxy)
+        troubles(chromium, engines)
     many(chromium)
 
 sys.exit(1 if failures else 0)

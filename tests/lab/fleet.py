@@ -101,13 +101,13 @@ class Engines(Child):
 
 
 class Proxy(Child):
-    """`config`: lines of YAML beside the addresses."""
+    """`config`: lines of YAML beside the addresses. `found`: what is under `workers` beside them."""
 
-    def __init__(self, urls, config="", mode="kv"):
+    def __init__(self, urls, config="", mode="kv", found=""):
         self.folder = tempfile.TemporaryDirectory()
         self.file = pathlib.Path(self.folder.name) / "warmroute.yaml"
         self.log = pathlib.Path(self.folder.name) / "log"
-        self.urls, self.mode = urls, mode
+        self.urls, self.mode, self.found = urls, mode, found
         self.configure(config)
         super().__init__([BIN, "serve", "--config", str(self.file)], stderr=self.log.open("w"))
         said = until("the proxy to serve", lambda: re.search(r"clients=(\S+) admin=(\S+)", self.log.read_text()))
@@ -117,7 +117,7 @@ class Proxy(Child):
 
     def configure(self, config):
         workers = ", ".join(f"{{url: '{url}'}}" for url in self.urls)
-        text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nmode: {self.mode}\nworkers: {{static: [{workers}]}}\n{config}\n"
+        text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nmode: {self.mode}\nworkers: {{static: [{workers}]{self.found and ', '}{self.found}}}\n{config}\n"
         # Whole at once: the proxy follows the file.
         made = self.file.with_suffix(".new")
         made.write_text(text)
@@ -143,13 +143,13 @@ def text(words, seed):
 class Load:
     """Requests that share prefixes, sent by threads until told to stop; each on a connection of its own."""
 
-    def __init__(self, url, prefixes=12, threads=8, words=900, output=64, pause=0.0, stream=True, model=None):
+    def __init__(self, url, prefixes=12, threads=8, words=900, output=64, pause=0.0, stream=True, model=None, seed=0):
         self.address = url.removeprefix("http://")
         self.prefixes = [text(words, seed) for seed in range(prefixes)]
         self.output, self.pause, self.stream, self.model = output, pause, stream, model
         self.sent = self.failed = 0
         self.stopped = threading.Event()
-        self.threads = [threading.Thread(target=self.run, args=(number,), daemon=True) for number in range(threads)]
+        self.threads = [threading.Thread(target=self.run, args=(seed + number,), daemon=True) for number in range(threads)]
 
     def __enter__(self):
         for thread in self.threads:

@@ -1,6 +1,6 @@
 """Makes the pictures in docs/screenshots: the status page, and the Grafana board as drawn by `board.html` from what a real Prometheus
 answers (Grafana itself is in no package here). Six simulated workers, twelve prefixes of which each holds about four, first at
-random, then routed by prefix."""
+random, then routed by prefix; two routers before them, which tell each other what they place."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import urllib.parse
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "prometheus"))
 
 from chromium import Chromium  # noqa: E402
-from fleet import ROOT, Engines, Load, Proxy, get_json  # noqa: E402
+from fleet import ROOT, Engines, Load, Proxy, Store, get_json  # noqa: E402
 from server import BOARD, Prometheus, filled, legend  # noqa: E402
 
 SHOTS = ROOT / "docs/screenshots"
@@ -64,13 +64,15 @@ def status(chromium, proxy):
 
 
 SHOTS.mkdir(exist_ok=True)
-with Chromium() as chromium, Engines(6) as engines, Proxy(engines.urls, mode="random") as proxy, \
-        Prometheus([proxy.admin.removeprefix("http://")]) as prometheus:
+with Chromium() as chromium, Engines(6) as engines, Store() as store, \
+        Proxy(engines.urls, store.config(), mode="random") as one, Proxy(engines.urls, store.config(), mode="random") as other, \
+        Prometheus([proxy.admin.removeprefix("http://") for proxy in (one, other)]) as prometheus:
     begun = time.time()
-    with Load(proxy.clients, prefixes=12, threads=8, words=900, output=48, model=None) as load:
+    with Load(one.clients, threads=4, output=48) as load, Load(other.clients, threads=4, output=48, seed=4) as beside:
         time.sleep(SECONDS)
-        proxy.set_mode("kv")
+        for proxy in (one, other):
+            proxy.set_mode("kv")
         time.sleep(SECONDS)
-        status(chromium, proxy)
+        status(chromium, one)
         board(chromium, prometheus, begun)
-        print(f"{load.sent} requests, {load.failed} failed")
+        print(f"{load.sent + beside.sent} requests, {load.failed + beside.failed} failed")

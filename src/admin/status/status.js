@@ -70,6 +70,8 @@ async function look() {
     lost = false;
     showMode(fleet.mode);
     showSplit(fleet.split);
+    showSharing(fleet.sharing);
+    showFaults(fleet);
     showNow(series, fleet.workers);
     showCharts();
     showWorkers(fleet.workers);
@@ -224,13 +226,15 @@ function showNow(series, workers) {
   const arm = (name) => (between ? share(before, after, (s) => s.tokens[name].confirmed_cached, (s) => s.tokens[name].confirmed_prompt) : NaN);
   const [kv, random] = [arm("kv"), arm("random")];
   const both = Number.isFinite(kv) && Number.isFinite(random);
+  const [hits, misses] = ["hit", "miss"].map((which) => (between ? median(before, after, which) : NaN));
+  const firsts = !Number.isFinite(hits) ? (Number.isFinite(misses) ? "on misses" : "median") : Number.isFinite(misses) ? `on hits, ${seconds(misses)} on misses` : "on hits, no misses";
   const tiles = [
     ["Requests", Number.isFinite(rate) ? rate.toFixed(rate < 10 ? 1 : 0) : "–", "a second"],
     ["In flight", String(series.in_flight), series.queued ? `and ${series.queued} queued` : ""],
     ["Failed", String(failed), "in the last minute"],
     ["Workers usable", `${usable}`, `of ${workers.length}`],
     ["Cached", percent(between ? hitLines()[0].points.at(-1)?.[1] : NaN), both ? `kv ${percent(kv)}, random ${percent(random)}` : "of prompt tokens"],
-    ["First token", seconds(between ? median(before, after, "hit") : NaN), `hit, ${seconds(between ? median(before, after, "miss") : NaN)} miss`],
+    ["First token", seconds(Number.isFinite(hits) ? hits : misses), firsts],
   ];
   const list = $("now");
   tiles.forEach(([name, value, unit], at) => {
@@ -394,6 +398,27 @@ function showSplit(split) {
   if (!split) return;
   const own = split.by === "workers" ? ", on workers of their own" : "";
   say($("split"), `${+(100 * split.share).toFixed(3)} % of prompts go by ${split.mode}${own}`);
+}
+
+const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
+
+/** Other routers, where there is a store to share over. */
+function showSharing(sharing) {
+  $("sharing").hidden = !sharing?.connected;
+  if (sharing) say($("sharing"), `shares with ${counted(sharing.others, "other router")}`);
+}
+
+/** What is wrong beside the workers themselves: where they are found, and what routers share over. */
+function showFaults({ sources, kept, sharing }) {
+  const faults = sources.filter(({ fault }) => fault).map(({ source, fault }) => `${source}: ${fault}`);
+  for (const { workers, until_heard: sources } of kept) {
+    faults.push(`${counted(workers.length, "worker")} of sources that the config names no more, kept until heard: ${sources.join(", ")}`);
+  }
+  if (sharing && !sharing.connected) faults.push("sharing: the store cannot be read and written; this router goes on alone until it is back");
+  const list = $("faults");
+  list.hidden = faults.length === 0;
+  while (list.children.length > faults.length) list.lastChild.remove();
+  faults.forEach((fault, at) => say(list.children[at] ?? list.appendChild(make("li")), fault));
 }
 
 $("mode").addEventListener("click", (event) => {
