@@ -75,7 +75,7 @@ async fn with_every_worker_drained_there_is_nobody_to_ask() {
     drain(&router, &one, "drain").await;
     drain(&router, &two, "drain").await;
     assert_eq!(router.client().await.post(PATH, r#"{"prompt":"x"}"#).await.status(), 503);
-    assert!(router.admin("/readyz").await.contains("none of 2 workers is usable"));
+    assert!(router.admin("/readyz").await.contains("none of 2 workers usable"));
 }
 
 #[tokio::test]
@@ -245,10 +245,10 @@ async fn the_commands_show_switch_and_drain() {
 
     let (done, told, _) = warmroute(&router, &["workers", "drain", &address, "--wait"]).await;
     assert!(done, "{told}");
-    assert_eq!(told, format!("{address} drains: 0 requests run there; 1 workers are usable\n"));
+    assert_eq!(told, format!("{address} drains: 0 requests there; 1 usable worker\n"));
     assert!(warmroute(&router, &["status"]).await.1.contains("draining"));
     let (_, told, _) = warmroute(&router, &["workers", "resume", &address]).await;
-    assert_eq!(told, format!("{address} is given requests again; 2 workers are usable\n"));
+    assert_eq!(told, format!("{address} is given requests again; 2 usable workers\n"));
 
     let (done, _, complaint) = warmroute(&router, &["workers", "drain", "nobody"]).await;
     assert!(!done && complaint.contains("no worker is called nobody; there are: "), "{complaint}");

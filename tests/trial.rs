@@ -208,7 +208,7 @@ async fn explain_says_where_a_request_goes_and_sends_none() {
     let answer = router.client().await.post("/v1/chat/completions", chat(1, 1)).await;
     assert!(answer.head.get("x-warmroute-decision").is_none(), "off by default");
     let took = engines.iter().position(|engine| !engine.seen().is_empty()).expect("somebody took it");
-    assert_eq!(cold["worker"].as_str(), Some(&*engines[took].url()));
+    assert_eq!(cold["worker"].as_str(), Some(&*engines[took].address().to_string()));
     let warm = explain("?mode=kv").await;
     assert_eq!((&warm["reason"], &warm["worker"]), (&"warm".into(), &cold["worker"]));
     assert!(warm["predicted_cached_tokens"].as_u64() > Some(1_000), "{warm}");

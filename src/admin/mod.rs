@@ -165,9 +165,9 @@ fn readiness(proxy: &Proxy) -> Page {
     } else if proxy.peers.as_ref().is_some_and(|peers| !peers.is_ready()) {
         text(StatusCode::SERVICE_UNAVAILABLE, "not ready: what other routers have said is being taken up\n")
     } else if usable == 0 {
-        text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: none of {all} workers is usable\n"))
+        text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: none of {all} workers usable\n"))
     } else {
-        text(StatusCode::OK, &format!("ready: {usable} of {all} workers are usable\n"))
+        text(StatusCode::OK, &format!("ready: {usable} of {all} workers usable\n"))
     }
 }
 

@@ -419,7 +419,8 @@ impl<'de> Deserialize<'de> for LogTo {
             "stdout" => Ok(LogTo::Stdout),
             path if path.contains('/') => Ok(LogTo::File(path.into())),
             _ => {
-                Err(format!("`{text}` is not off, stdout or the path of a file, as in /var/log/access.jsonl"))
+                let file = "the path of a file with its folder, as in /var/log/access.jsonl";
+                Err(format!("`{text}` is not off, stdout or {file}"))
             }
         })
     }

@@ -88,7 +88,7 @@ pub struct SourceStatus {
 /// Workers that no source names any more.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct KeptStatus {
-    /// Their addresses.
+    /// As the metrics name them.
     pub workers: Vec<String>,
     /// The sources that came in the place of theirs, and have not been heard yet.
     pub until_heard: Vec<String>,
@@ -186,7 +186,7 @@ impl Roster {
                 .members
                 .iter()
                 .filter(|member| !named.contains(&member.worker.url))
-                .map(|member| member.worker.url.to_string())
+                .map(|member| member.worker.url.label())
                 .collect(),
             until_heard: kept.until.iter().map(Source::to_string).collect(),
         };
@@ -294,7 +294,7 @@ mod tests {
         let after = workers(&["s3"], &["a"]);
         roster.configure(&after);
         assert_eq!(hosts(&roster), ["s3", "s1", "s2"], "nobody has left");
-        assert_eq!(roster.kept()[0].workers, ["http://s1:8000", "http://s2:8000"]);
+        assert_eq!(roster.kept()[0].workers, ["s1:8000", "s2:8000"]);
         roster.failed(&Source::all(&after)[0], "it may not be listed");
         assert_eq!(hosts(&roster), ["s3", "s1", "s2"]);
         // Whom the source names as well is the worker that it was.

@@ -90,17 +90,17 @@ fn in_words(answer: &Value) -> Result<String> {
         text.push_str(&format!("next would be {next}\n"));
     }
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
         "worker",
         "price ms",
         "cached",
         "assumed",
         "uncached",
-        "shared out",
+        "popular",
         "queue",
-        "pushes out",
-        "used once",
+        "pushed",
+        "pushed once",
         "recent",
         "memory ms",
         "tokens/s",
@@ -111,7 +111,7 @@ fn in_words(answer: &Value) -> Result<String> {
         let whole = |value: f64| format!("{value:.0}");
         table.add_row([
             one.worker.clone(),
-            one.price_s.map_or("-".to_owned(), |seconds| format!("{:.1}", seconds * 1e3)),
+            one.price_s.map_or("–".to_owned(), |seconds| format!("{:.1}", seconds * 1e3)),
             whole(one.cached_tokens),
             whole(one.assumed_tokens),
             whole(one.uncached_tokens),
@@ -125,6 +125,34 @@ fn in_words(answer: &Value) -> Result<String> {
             one.open.to_string(),
         ]);
     }
-    text.push_str(&format!("{table}\n"));
+    text.push_str(&format!("\n{}\n", table.trim_fmt()));
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_worker_has_a_line_with_its_terms() {
+        let price = |worker: &str, price_s: Option<f64>| {
+            json!({"worker": worker, "price_s": price_s, "cached_tokens": 1854.4, "assumed_tokens": 1.0, "uncached_tokens": 50.0,
+                   "popular_tokens": 2.0, "queue_tokens": 3.0, "pushed_tokens": 4.0, "pushed_once_tokens": 5.0,
+                   "recent_tokens": 6.0, "memory_s": 0.25, "prefill_tokens_per_s": 25360.0, "open": 7})
+        };
+        let answer = json!({"mode": "kv", "prompt_tokens": 1903, "blocks": 29, "worker": "a:1", "reason": "warm",
+            "predicted_cached_tokens": 1854, "runner_up": "b:1", "workers": [price("a:1", Some(0.002)), price("b:1", None)]});
+        let text = in_words(&answer).unwrap();
+        assert!(text.starts_with("to a:1, by mode kv: warm; 1854 of about 1903 prompt tokens"), "{text}");
+        assert!(text.contains("\nnext would be b:1\n\n"), "{text}");
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let rows: Vec<_> = text.lines().skip(4).map(cells).collect();
+        let terms = |name: &str, price: &str| {
+            let terms = ["1854", "1", "50", "2", "3", "4", "5", "6", "250.0", "25360", "7"];
+            [name, price].into_iter().chain(terms).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(rows, [terms("a:1", "2.0"), terms("b:1", "–")], "{text}");
+    }
 }

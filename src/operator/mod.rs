@@ -119,21 +119,37 @@ pub async fn status(args: &StatusArgs, out: &mut impl Write) -> Result<()> {
     let pause = Duration::try_from_secs_f64(seconds).ok().filter(|pause| !pause.is_zero());
     let pause =
         pause.with_context(|| format!("--watch {seconds}: must be a number of seconds above zero"))?;
-    let screen = io::stdout().is_terminal();
+    let stdout = io::stdout();
+    let is_screen = stdout.is_terminal();
     loop {
         // A proxy that restarts is to be seen coming back.
         let shown = match get(&admin, "/fleet").await.and_then(|fleet| status::table(&fleet)) {
             Ok(table) => table,
             Err(error) => format!("{error:#}\n"),
         };
-        let shown = if screen { redrawn(&shown) } else { shown };
+        // Asked each time: windows change their size.
+        let lines = rustix::termios::tcgetwinsize(&stdout).map_or(0, |size| size.ws_row);
+        let shown = if is_screen { redrawn(&shown, usize::from(lines)) } else { shown };
         out.write_all(shown.as_bytes()).and_then(|()| out.flush()).context("standard output")?;
         sleep(pause).await;
     }
 }
 
-/// Over what was shown before, without a flicker: from the top, each line cleared to its end, and all below.
-fn redrawn(text: &str) -> String {
+/// Over what was shown before, without a flicker: from the top, each line cleared to its end, and all below. What a screen of so many
+/// `lines` has no room for is counted; 0 if that is not known.
+fn redrawn(text: &str, lines: usize) -> String {
+    let all = text.lines().count();
+    let text = match lines.checked_sub(2) {
+        Some(room @ 1..) if all > room + 1 => {
+            let shown: Vec<&str> = text.lines().take(room).collect();
+            format!(
+                "{}\n{} more lines: make the window taller, or see them without --watch\n",
+                shown.join("\n"),
+                all - room
+            )
+        }
+        _ => text.to_owned(),
+    };
     format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
 }
 
@@ -164,14 +180,12 @@ pub async fn workers(args: &WorkersArgs, out: &mut impl Write) -> Result<()> {
     let path = format!("/workers/{}/{verb}", encoded(&named.name));
     let told = read(&admin, &format!("POST {path}"), admin.post(&path, &Value::Null).await?)?;
     let number = |key: &str| told[key].as_u64().with_context(|| not_ours(&admin));
-    let (in_flight, usable) = (number("in_flight")?, number("usable")?);
+    let (in_flight, usable) = (number("in_flight")?, counted(number("usable")?, "usable worker"));
     let name = &named.name;
     match &args.command {
-        WorkersCommand::Resume(_) => {
-            writeln!(out, "{name} is given requests again; {usable} workers are usable")?
-        }
+        WorkersCommand::Resume(_) => writeln!(out, "{name} is given requests again; {usable}")?,
         WorkersCommand::Drain { wait, .. } => {
-            writeln!(out, "{name} drains: {in_flight} requests run there; {usable} workers are usable")?;
+            writeln!(out, "{name} drains: {} there; {usable}", counted(in_flight, "request"))?;
             if *wait && in_flight > 0 {
                 drained(&admin, name).await?;
                 writeln!(out, "{name} is drained")?;
@@ -200,6 +214,11 @@ async fn drained(admin: &Target, name: &str) -> Result<()> {
     }
 }
 
+/// `1 worker`, `2 workers`.
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 async fn get(admin: &Target, path: &str) -> Result<Value> {
     read(admin, &format!("GET {path}"), admin.get(path).await?)
 }
@@ -216,4 +235,20 @@ fn not_ours(admin: &Target) -> String {
     format!(
         "{admin} does not answer like a warmroute's admin listener: --admin wants the address under `admin` in its config"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::redrawn;
+
+    #[test]
+    fn what_is_watched_stays_within_the_screen() {
+        let shown = |lines| redrawn("1\n2\n3\n4\n5\n", lines).replace("\x1b[K", "");
+        for fits in [0, 1, 2, 6, 50] {
+            assert_eq!(shown(fits), "\x1b[H1\n2\n3\n4\n5\n\x1b[J", "{fits} lines");
+        }
+        // The cursor stands below the last line.
+        assert!(shown(5).starts_with("\x1b[H1\n2\n3\n2 more lines"), "{:?}", shown(5));
+        assert_eq!(shown(5).matches('\n').count(), 4);
+    }
 }

@@ -144,13 +144,15 @@ fn percent(value: f64) -> String {
     format!("{} %", (value * 1e3).round() / 1e3)
 }
 
-/// Three digits or so: `812`, `9.34k`, `1.2M`.
+/// Three digits: `812`, `9.34k`, `11.2k`, `1.20M`.
 fn short(value: f64) -> String {
     match value {
         ..1e3 => format!("{value:.0}"),
         ..1e4 => format!("{:.2}k", value / 1e3),
+        ..1e5 => format!("{:.1}k", value / 1e3),
         ..1e6 => format!("{:.0}k", value / 1e3),
         ..1e7 => format!("{:.2}M", value / 1e6),
+        ..1e8 => format!("{:.1}M", value / 1e6),
         _ => format!("{:.0}M", value / 1e6),
     }
 }
@@ -185,7 +187,7 @@ mod tests {
                 "calibrated",
                 "3",
                 "2.32k",
-                "25k",
+                "25.0k",
                 "9.12k of 9.34k",
                 "86.5 %",
                 "1200"

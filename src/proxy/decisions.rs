@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::place::Asked;
 use super::{Proxy, arms};
-use crate::config::Mode;
+use crate::config::{Mode, Origin};
 use crate::core::ids::{BlockHash, WorkerId};
 use crate::core::planner::{Decision, Policy};
 use crate::core::price::Terms;
@@ -53,7 +53,7 @@ impl Decided {
 
     /// In words and numbers; of the workers, the `most` nearest to being picked.
     pub fn explain(&self, most: usize) -> Explanation {
-        let name = |worker| self.names.of(worker).map(ToString::to_string).unwrap_or_default();
+        let name = |worker| self.names.of(worker).map(Origin::label).unwrap_or_default();
         let Decision { worker, reason, predicted_cached_tokens, candidates, runner_up, pick: _ } =
             &self.decision;
         let priced = self.mode == Mode::Kv;
@@ -98,6 +98,7 @@ pub struct Explanation {
     /// Hash of the prompt up to its last full block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// As the metrics name it.
     pub worker: String,
     pub reason: &'static str,
     pub predicted_cached_tokens: u64,

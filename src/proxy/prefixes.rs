@@ -85,7 +85,7 @@ impl Proxy {
                 .holders(&hashes)
                 .into_iter()
                 .filter_map(|(worker, blocks)| {
-                    Some(Holder { worker: fleet.worker(worker)?.url.to_string(), blocks })
+                    Some(Holder { worker: fleet.worker(worker)?.url.label(), blocks })
                 })
                 .collect();
             holders.sort_by(|a, b| b.blocks.cmp(&a.blocks).then_with(|| a.worker.cmp(&b.worker)));

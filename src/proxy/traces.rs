@@ -82,8 +82,8 @@ impl Traces {
         exporter.set_resource(&Resource::builder().with_service_name("warmroute").build());
         let (waiting, spans) = mpsc::channel(WAITING);
         let traces = Traces { waiting: Some(waiting), share: settings.share, ..Traces::none() };
-        let (refused, ending) = (traces.refused.clone(), traces.ending.clone());
-        Ok((traces, Some(Sending { spans, exporter, refused, ending })))
+        let (to, refused, ending) = (to.clone(), traces.refused.clone(), traces.ending.clone());
+        Ok((traces, Some(Sending { to, spans, exporter, refused, ending })))
     }
 
     /// Begins the span of a request, if it is to have one: as its client says, or else for a share of them.
@@ -214,6 +214,8 @@ impl Extractor for Told {
 
 /// Sends what ends to the collector.
 pub struct Sending {
+    /// The collector's address.
+    to: String,
     spans: mpsc::Receiver<SpanData>,
     exporter: opentelemetry_otlp::SpanExporter,
     refused: Arc<AtomicU64>,
@@ -241,10 +243,10 @@ impl Sending {
                 self.refused.fetch_add(count, Ordering::Relaxed);
                 // Said once, until it is well again: the metric counts on.
                 if taken {
-                    tracing::warn!("log.traces: the collector does not take spans: {error}");
+                    tracing::warn!("log.traces: {} takes no spans: {error}", self.to);
                 }
             } else if !taken {
-                tracing::info!("log.traces: the collector takes spans again");
+                tracing::info!("log.traces: {} takes spans again", self.to);
             }
             taken = sent.is_ok();
         }

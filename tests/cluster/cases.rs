@@ -124,7 +124,7 @@ async fn a_pod_that_is_not_ready_is_asked_nothing_and_forgets_nothing() {
     cluster.put("slice", &[one.not_ready(), two.not_ready()]).await;
     is_in_state(&router, cluster.place(base + 2), "not_ready").await;
     assert_eq!(ask(&router, "nobody is there").await, 503);
-    assert!(router.admin("/readyz").await.contains("none of 2 workers is usable"));
+    assert!(router.admin("/readyz").await.contains("none of 2 workers usable"));
 }
 
 fn stream(gate: &Gate) -> Vec<Step> {

@@ -75,9 +75,8 @@ async function look() {
     showNow(series, fleet.workers);
     showCharts();
     showWorkers(fleet.workers);
-    const names = new Map(fleet.workers.map((worker) => [worker.url, worker.name]));
-    showPrefixes(prefixes, names);
-    showDecisions(decisions, names);
+    showPrefixes(prefixes, fleet.workers);
+    showDecisions(decisions);
   } catch (error) {
     if (!lost) news(`No answer since ${new Date().toLocaleTimeString()}: ${error.message}. What is shown is from before.`, true);
     lost = true;
@@ -332,43 +331,43 @@ function filter() {
 
 // --- which prefixes live where, and what was decided
 
-function showPrefixes(prefixes, names) {
+function showPrefixes(prefixes, workers) {
   $("cache").hidden = prefixes.length === 0;
   const holding = new Set(prefixes.flatMap(({ holders }) => holders.map(({ worker }) => worker)));
-  const workers = [...names.keys()].filter((url) => holding.has(url));
+  const names = workers.map(({ name }) => name).filter((name) => holding.has(name));
   const head = make("tr", {}, make("th", { scope: "col" }, "Prefix"), make("th", { scope: "col", className: "number" }, "Requests"));
-  for (const url of workers) head.append(make("th", { scope: "col", className: "up" }, make("span", {}, names.get(url))));
+  for (const name of names) head.append(make("th", { scope: "col", className: "up" }, make("span", {}, name)));
   $("map").tHead.replaceChildren(head);
   $("map").tBodies[0].replaceChildren(
     ...prefixes.map(({ prefix, requests, blocks, holders }) => {
       const row = make("tr", {}, make("th", { scope: "row" }, prefix), make("td", { className: "uses" }, short(requests)));
       const held = new Map(holders.map((holder) => [holder.worker, holder.blocks]));
-      for (const url of workers) {
-        const count = held.get(url) ?? 0;
+      for (const name of names) {
+        const count = held.get(name) ?? 0;
         const bar = make("i");
         bar.style.height = `${blocks ? (100 * count) / blocks : 0}%`;
         const words = count ? `${count} of ${blocks} blocks` : "none";
-        row.append(make("td", { title: `${names.get(url)}: ${words}` }, make("i", { ariaHidden: "true" }, bar), make("span", { className: "unseen" }, words)));
+        row.append(make("td", { title: `${name}: ${words}` }, make("i", { ariaHidden: "true" }, bar), make("span", { className: "unseen" }, words)));
       }
       return row;
     }),
   );
 }
 
-function showDecisions(decisions, names) {
+function showDecisions(decisions) {
   $("recent").hidden = decisions.length === 0;
   const cell = (label, text, className = "") => make("td", { "data-label": label, className }, text);
   $("decisions").replaceChildren(
     ...decisions.map((decision) => {
-      const price = (url) => decision.workers.find(({ worker }) => worker === url)?.price_s;
+      const price = (name) => decision.workers.find(({ worker }) => worker === name)?.price_s;
       const next = decision.runner_up;
-      const beaten = next && Number.isFinite(price(next)) ? `${names.get(next) ?? next}, ${seconds(price(next))}` : "–";
+      const beaten = next && Number.isFinite(price(next)) ? `${next}, ${seconds(price(next))}` : "–";
       return make(
         "tr",
         {},
         make("th", { scope: "row" }, new Date(decision.at_ms).toLocaleTimeString()),
         cell("Model", decision.model || "–"),
-        cell("Worker", names.get(decision.worker) ?? decision.worker),
+        cell("Worker", decision.worker),
         cell("Reason", decision.reason),
         cell("Prompt, tokens", short(decision.prompt_tokens), "number"),
         cell("Cached", short(decision.predicted_cached_tokens), "number"),
