@@ -171,13 +171,14 @@ fn start_log(log: &Log) {
     use tracing_subscriber::prelude::*;
 
     let filter: Targets = log.level.parse().unwrap_or_default();
-    // They log each answer that they cannot read, for as long as such come; what matters of them is told by `fleet::discovery`, at
-    // a bounded pace.
+    // They log each answer that they cannot read, for as long as such come; what matters of them is told by `fleet::discovery` and
+    // `peers::reach`, at a bounded pace.
     let quiet = [
         ("kube_client", LevelFilter::OFF),
         ("hickory_net", LevelFilter::ERROR),
         ("hickory_proto", LevelFilter::ERROR),
         ("hickory_resolver", LevelFilter::ERROR),
+        ("redis", LevelFilter::OFF),
     ];
     let unnamed = quiet.into_iter().filter(|(target, _)| !log.level.contains(target));
     let filter = unnamed.fold(filter, |filter, (target, most)| filter.with_target(target, most));

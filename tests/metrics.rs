@@ -48,6 +48,7 @@ const STABLE: &[&str] = &[
     "warmroute_sharing_lag_seconds{}",
     "warmroute_sharing_news_total{way}",
     "warmroute_sharing_peers{}",
+    "warmroute_sharing_unknown_workers{}",
     "warmroute_time_per_output_token_seconds{model,predicted,mode}",
     "warmroute_time_to_first_token_seconds{model,predicted,mode}",
     "warmroute_traces_lost_total{}",

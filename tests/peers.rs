@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use certificates::{Authority, Issued};
 use redis::{PASSWORD, Redis, cached, engine, workers};
-use serde_json::Value;
+use serde_json::{Value, json};
 use warmroute::config::{Draw, Mode, Sharing, StoreKind, StoreUrl};
 use warmroute::engine::http::{EngineConfig, Fleet, Running};
 use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, chat, until};
@@ -94,7 +94,14 @@ async fn what_one_places_is_warm_for_the_others_and_is_nobodys_foreign_traffic()
         let foreign = foreign(router).await;
         assert!(foreign < 0.4, "{foreign}");
         let shown: Value = serde_json::from_str(&router.admin("/fleet").await).unwrap();
-        assert_eq!((&shown["sharing"]["others"], &shown["sharing"]["connected"]), (&2.into(), &true.into()));
+        let sharing = &shown["sharing"];
+        assert_eq!(
+            (&sharing["others"], &sharing["connected"], &sharing["fault"]),
+            (&2.into(), &true.into(), &Value::Null)
+        );
+        assert_eq!((&sharing["dropped"], &sharing["unknown_workers"]), (&json!({}), &0.into()));
+        let named = |router: &Value| router["name"].is_string() && router["spoke_s"].as_f64().unwrap() < 60.0;
+        assert!(sharing["routers"].as_array().unwrap().iter().all(named), "{sharing}");
         assert!(router.metric("warmroute_sharing_news_total{way=\"received\"}").await > 20.0);
     }
 }
@@ -201,6 +208,26 @@ async fn a_router_that_dies_and_one_that_leaves_take_their_bookings_with_them() 
     leaves.stop.request();
     until("all to be gone", async || open() == 0).await;
     stays.metric_is("warmroute_sharing_peers", 0.0).await;
+}
+
+/// However long it gathers what it says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_leaves_says_before_what_it_had_not_said_yet() {
+    let Some(redis) = Redis::start().await else { return };
+    let fleet = workers(2).await;
+    let start = async |delay| {
+        let mut config = redis.shared(TestRouter::config_at(Mode::Kv, fleet.addresses()));
+        config.sharing.iter_mut().for_each(|sharing| sharing.delay = delay);
+        TestRouter::start(config).await
+    };
+    let (stays, leaves) = (start(Duration::from_millis(10)).await, start(Duration::from_secs(10)).await);
+    stays.metric_is("warmroute_sharing_peers", 1.0).await;
+    leaves.metric_is("warmroute_sharing_connected", 1.0).await;
+    assert_eq!(cached(&leaves, 1, 1).await, 0);
+    leaves.stop.request();
+    leaves.ended().await;
+    stays.metric_is("warmroute_sharing_peers", 0.0).await;
+    assert!(cached(&stays, 1, 2).await > 1_000);
 }
 
 /// Two routers over this store, one after the other, come to know each other.

@@ -12,14 +12,15 @@ mod redis;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{PASSWORD, Redis, cached, shared, workers};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
-use warmroute::config::{Config, Mode};
+use warmroute::config::{Config, Mode, StoreUrl};
 use warmroute::core::blocks::HashKey;
 use warmroute::core::elsewhere::News;
 use warmroute::engine::http::Running;
@@ -84,15 +85,21 @@ async fn store(says: fn(&str) -> Says) -> (u16, Arc<AtomicUsize>) {
 }
 
 /// One command: an array of strings.
-async fn command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<String>> {
+async fn raw_command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<Vec<u8>>> {
     let count = number(stream, '*').await?;
     let mut words = Vec::new();
     for _ in 0..count {
         let mut bytes = vec![0; number(stream, '$').await? + 2];
         stream.read_exact(&mut bytes).await?;
-        words.push(String::from_utf8_lossy(&bytes[..bytes.len() - 2]).to_ascii_uppercase());
+        bytes.truncate(bytes.len() - 2);
+        words.push(bytes);
     }
     Ok(words)
+}
+
+async fn command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<String>> {
+    let words = raw_command(stream).await?;
+    Ok(words.iter().map(|word| String::from_utf8_lossy(word).to_ascii_uppercase()).collect())
 }
 
 async fn number(stream: &mut BufReader<TcpStream>, kind: char) -> io::Result<usize> {
@@ -100,6 +107,62 @@ async fn number(stream: &mut BufReader<TcpStream>, kind: char) -> io::Result<usi
     stream.read_line(&mut line).await?;
     let number = line.trim_end().strip_prefix(kind).and_then(|number| number.parse().ok());
     number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+type Stream = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
+
+/// A store of one stream, whose clock is behind by so many milliseconds.
+async fn late_store(behind: u64) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let stream = Stream::default();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let stream = stream.clone();
+            tokio::spawn(async move {
+                let mut socket = BufReader::new(socket);
+                while let Ok(words) = raw_command(&mut socket).await {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+                    let answer = match words[0].as_slice() {
+                        b"XADD" => {
+                            let mut stream = stream.lock().unwrap();
+                            let last = stream.last().map_or(0, |(ms, _)| *ms);
+                            let ms = (now - behind).max(last + 1);
+                            stream.push((ms, words.last().unwrap().clone()));
+                            format!("$15\r\n{ms}-0\r\n").into_bytes()
+                        }
+                        b"XREVRANGE" => entries(stream.lock().unwrap().last()),
+                        b"XREAD" => {
+                            let after = String::from_utf8_lossy(words.last().unwrap()).replace("-0", "");
+                            let after: u64 = after.parse().unwrap();
+                            let found = entries(stream.lock().unwrap().iter().filter(|(ms, _)| *ms > after));
+                            if found == b"*0\r\n" {
+                                tokio::time::sleep(Duration::from_millis(20)).await;
+                                b"*-1\r\n".to_vec()
+                            } else {
+                                [b"*1\r\n*2\r\n$1\r\nk\r\n".as_slice(), &found].concat()
+                            }
+                        }
+                        _ => b"+OK\r\n".to_vec(),
+                    };
+                    if socket.get_mut().write_all(&answer).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+fn entries<'e>(of: impl IntoIterator<Item = &'e (u64, Vec<u8>)>) -> Vec<u8> {
+    let of: Vec<_> = of.into_iter().collect();
+    let mut bytes = format!("*{}\r\n", of.len()).into_bytes();
+    for (ms, batch) in of {
+        bytes.extend(format!("*2\r\n$15\r\n{ms}-0\r\n*2\r\n$1\r\nn\r\n${}\r\n", batch.len()).bytes());
+        bytes.extend([batch, b"\r\n".as_slice()].concat());
+    }
+    bytes
 }
 
 // === The log of the test's own thread ===
@@ -150,8 +213,8 @@ async fn serves(router: &TestRouter, from: usize) {
     }
 }
 
-/// A router over such a store serves, says each fault in these words and once, and ends in order.
-async fn bears(says: fn(&str) -> Says, attempts: usize, words: &[&str], hint: &str) {
+/// A router over such a store serves, says once what is wrong, where, and what to look at, and ends in order.
+async fn bears(says: fn(&str) -> Says, attempts: usize, cure: &str) {
     let (log, _guard) = Log::begin();
     let (port, asked) = store(says).await;
     let fleet = workers(2).await;
@@ -161,16 +224,24 @@ async fn bears(says: fn(&str) -> Says, attempts: usize, words: &[&str], hint: &s
     let router = TestRouter::start(shared(port, Some(password.path().to_owned()), config)).await;
     serves(&router, 0).await;
     until("the store to be tried often", async || asked.load(Ordering::Relaxed) >= attempts).await;
-    for word in words {
-        until(&format!("the log to say {word}"), async || !log.lines(word).is_empty()).await;
-    }
+    let told = || log.lines("store of sharing");
+    until("the log to say it", async || !told().is_empty()).await;
+    let unready = router.admin("/readyz").await;
     serves(&router, 10).await;
-    for word in words {
-        assert_eq!(log.lines(word).len(), 1, "{word}: {:?}", log.lines("WARN"));
+    let said = told();
+    assert!(said.len() == 1 && said[0].contains("WARN"), "{said:?}");
+    let address = format!("redis://127.0.0.1:{port}");
+    assert!(said[0].contains(cure) && said[0].contains(&address), "{said:?}");
+    let shown: Value = serde_json::from_str(&router.admin("/fleet").await).unwrap();
+    let shown = &shown["sharing"];
+    assert!(shown["fault"].as_str().unwrap().contains(cure), "{shown}");
+    assert!(
+        unready.starts_with("ready") || unready.contains(cure) && unready.contains(&address),
+        "{unready}"
+    );
+    for text in [log.lines(PASSWORD).concat(), unready, shown.to_string()] {
+        assert!(!text.contains(PASSWORD), "{text}");
     }
-    let said = log.lines("store of sharing");
-    assert!(said.len() == words.len() && said.iter().all(|line| line.contains(hint)), "{said:?}");
-    assert!(log.lines(PASSWORD).is_empty());
     assert_eq!(router.metric("warmroute_sharing_connected").await, 0.0);
     router.stop.request();
     router.ended().await;
@@ -182,7 +253,7 @@ async fn a_store_without_memory() {
         "XADD" => Says::Bytes(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (writing)"], "raise its maxmemory").await;
+    bears(says, 8, "raise its maxmemory").await;
 }
 
 #[tokio::test]
@@ -191,7 +262,7 @@ async fn a_store_that_is_a_replica() {
         "XADD" => Says::Bytes(b"-READONLY You can't write against a read only replica.\r\n"),
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (writing)"], "it is a replica").await;
+    bears(says, 8, "it is a replica").await;
 }
 
 #[tokio::test]
@@ -200,7 +271,7 @@ async fn a_store_that_turns_the_password_away() {
         "AUTH" => Says::Bytes(b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
         _ => Says::Bytes(b"-NOAUTH Authentication required.\r\n"),
     };
-    bears(says, 6, &["fails (reading)", "fails (writing)"], "see sharing.password_file").await;
+    bears(says, 6, "see sharing.password_file").await;
 }
 
 #[tokio::test]
@@ -209,7 +280,7 @@ async fn a_store_that_lets_the_user_do_too_little() {
         "XADD" | "XREAD" => Says::Bytes(b"-NOPERM this user has no permissions to run the command\r\n"),
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (reading)", "fails (writing)"], "sharing.user needs XADD").await;
+    bears(says, 8, "sharing.user needs XADD").await;
 }
 
 #[tokio::test]
@@ -220,7 +291,35 @@ async fn a_store_that_has_something_else_under_the_key() {
         }
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (reading)", "fails (writing)"], "another name").await;
+    bears(says, 8, "another name").await;
+}
+
+#[tokio::test]
+async fn a_store_without_the_database() {
+    let says = |command: &str| match command {
+        "SELECT" => Says::Bytes(b"-ERR DB index is out of range\r\n"),
+        _ => Says::Well,
+    };
+    let (log, _guard) = Log::begin();
+    let (port, _) = store(says).await;
+    let fleet = workers(1).await;
+    let mut config = shared(port, None, TestRouter::config_at(Mode::Kv, fleet.addresses()));
+    let url = StoreUrl::parse(&format!("redis://127.0.0.1:{port}/99")).unwrap();
+    config.sharing.iter_mut().for_each(|sharing| sharing.urls = vec![url.clone()]);
+    let _router = TestRouter::start(config).await;
+    until("the log to say it", async || !log.lines("number of the database in sharing.urls").is_empty())
+        .await;
+}
+
+#[tokio::test]
+async fn a_store_whose_stream_is_at_its_end() {
+    let says = |command: &str| match command {
+        "XADD" => {
+            Says::Bytes(b"-ERR The stream has exhausted the last possible ID, unable to add more items\r\n")
+        }
+        _ => Says::Well,
+    };
+    bears(says, 8, "delete the key warmroute:news:").await;
 }
 
 #[tokio::test]
@@ -229,18 +328,12 @@ async fn a_store_that_is_part_of_a_cluster() {
         "XADD" | "XREAD" | "XREVRANGE" => Says::Bytes(b"-MOVED 3999 127.0.0.1:1\r\n"),
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (reading)", "fails (writing)"], "sharing.kind: cluster").await;
+    bears(says, 8, "sharing.kind: cluster").await;
 }
 
 #[tokio::test]
 async fn a_store_that_is_none() {
-    bears(
-        |_| Says::Bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-        2,
-        &["fails (reading)", "fails (writing)"],
-        "",
-    )
-    .await;
+    bears(|_| Says::Bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n"), 2, "no Redis or Valkey").await;
 }
 
 #[tokio::test]
@@ -249,7 +342,7 @@ async fn a_store_that_resets_connections() {
         "XADD" | "XREAD" => Says::Reset,
         _ => Says::Well,
     };
-    bears(says, 8, &["fails (reading)", "fails (writing)"], "").await;
+    bears(says, 8, "broke the connection off").await;
 }
 
 #[tokio::test]
@@ -258,7 +351,7 @@ async fn a_store_that_says_nothing() {
         "XADD" | "XREAD" => Says::Nothing,
         _ => Says::Well,
     };
-    bears(says, 4, &["fails (reading)", "fails (writing)"], "").await;
+    bears(says, 4, "in time").await;
 }
 
 #[tokio::test]
@@ -268,7 +361,25 @@ async fn a_store_that_promises_more_than_there_is_memory() {
         "XADD" => Says::Bytes(b"$536870912\r\nshort"),
         _ => Says::Well,
     };
-    bears(says, 4, &["fails (reading)", "fails (writing)"], "").await;
+    bears(says, 4, "").await;
+}
+
+/// Whatever the store's clock shows, what was placed just now was not placed before the worker began.
+#[tokio::test]
+async fn a_store_whose_clock_is_behind() {
+    let port = late_store(3_600_000).await;
+    let fleet = workers(2).await;
+    let config = || shared(port, None, TestRouter::config_at(Mode::Kv, fleet.addresses()));
+    let (one, other) = (TestRouter::start(config()).await, TestRouter::start(config()).await);
+    other.metric_is("warmroute_sharing_peers", 1.0).await;
+    let restarted = "warmroute_sharing_dropped_total{reason=\"restarted\"}";
+    for prefix in 0..5 {
+        assert_eq!(cached(&one, prefix, 2 * prefix).await, 0);
+        let heard = async || known(&other) >= known(&one) || other.metric(restarted).await > 0.0;
+        until("the other to have heard of it", heard).await;
+        assert_eq!(other.metric(restarted).await, 0.0);
+        assert!(cached(&other, prefix, 2 * prefix + 1).await > 1_000);
+    }
 }
 
 // === Strangers at the stream of a real one ===
@@ -328,7 +439,7 @@ fn known(router: &TestRouter) -> usize {
 }
 
 fn pulse(router: u64, number: u64) -> Vec<u8> {
-    Writer::begin(router, number).finish()
+    Writer::begin(router, number, None).finish()
 }
 
 /// What docs/kubernetes.md says that a user of its own needs.
@@ -360,14 +471,25 @@ async fn a_stream_that_is_deleted_is_begun_anew() {
     assert!(log.lines("WARN").is_empty(), "{:?}", log.lines("WARN"));
 }
 
+/// The one connection finds at once that it is broken, the other when it writes the next time.
+#[tokio::test]
+async fn a_break_is_told_once_and_its_end_too() {
+    let (log, _guard) = Log::begin();
+    let Some(scene) = Scene::begin().await else { return };
+    assert_eq!(log.lines("is there").len(), 2, "{:?}", log.lines("store of sharing"));
+    scene.redis.tell("CLIENT KILL TYPE normal\r\n").await;
+    until("both to be back", async || log.lines("is back after").len() == 2).await;
+    assert_eq!(log.lines("WARN").len(), 2, "{:?}", log.lines("store of sharing"));
+    scene.is_one(1).await;
+}
+
 /// As after a failover to a server whose clock is behind, and which has lost what was said last.
 #[tokio::test]
 async fn a_stream_that_goes_on_with_earlier_times_is_heard() {
     let Some(scene) = Scene::begin().await else { return };
     scene.is_one(1).await;
     // An hour ahead; whatever comes now without its end would be before it.
-    let ms =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() + 3_600_000;
+    let ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() + 3_600_000;
     scene.redis.tell(&format!("XADD {} {ms}-0 n x\r\n", scene.key)).await;
     scene.each_is("warmroute_sharing_dropped_total{reason=\"malformed\"}", 1.0).await;
     scene.is_one(2).await;
@@ -417,7 +539,7 @@ async fn a_hundred_routers_are_known_and_a_thousand_are_too_many() {
 async fn a_router_that_floods_harms_nobody() {
     let Some(scene) = Scene::begin().await else { return };
     for batch in 0..50u64 {
-        let mut writer = Writer::begin(7, batch + 1);
+        let mut writer = Writer::begin(7, batch + 1, None);
         for request in 0..2_000 {
             let news = if request % 2 == 0 { News::FirstToken } else { News::Lost { committed: true } };
             writer.say(&Said { age: u64::MAX, request, news });

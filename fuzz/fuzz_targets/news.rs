@@ -11,7 +11,7 @@ fuzz_target!(|bytes: &[u8]| {
         *first = VERSION;
     }
     let Ok(batch) = read(&bytes) else { return };
-    let mut writer = Writer::begin(batch.router, batch.number);
+    let mut writer = Writer::begin(batch.router, batch.number, batch.name.as_deref());
     batch.said.iter().for_each(|said| writer.say(said));
     let again = read(&writer.finish()).expect("what was read can be written");
     assert_eq!(format!("{batch:?}"), format!("{again:?}"));

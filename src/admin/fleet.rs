@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::answer::{Page, object, text};
 use super::query::decoded;
+use super::sharing::sharing;
 use crate::config::Mode;
 use crate::metrics::Label;
 use crate::proxy::{Proxy, arms};
@@ -61,9 +62,7 @@ pub(super) fn fleet(proxy: &Proxy) -> Value {
         json!({"share": split.share, "mode": config.mode.other(), "by": split.by, "root_blocks": split.root_blocks})
     });
     let shadow = proxy.shadow_one_in().map(|one_in| json!({"one_in": one_in}));
-    let peers =
-        proxy.peers.as_ref().map(|peers| json!({"connected": peers.is_connected(), "others": peers.count()}));
-    json!({"mode": config.mode, "sharing": peers, "split": split, "shadow": shadow, "sources": sources, "kept": kept, "workers": workers})
+    json!({"mode": config.mode, "sharing": sharing(proxy), "split": split, "shadow": shadow, "sources": sources, "kept": kept, "workers": workers})
 }
 
 /// `POST /workers/<name>/drain` and `/resume`; `rest` is what follows `/workers/`. The name may be percent-encoded.

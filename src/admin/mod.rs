@@ -7,6 +7,7 @@ mod fleet;
 mod guard;
 mod query;
 mod series;
+mod sharing;
 mod status;
 
 use std::convert::Infallible;
@@ -25,6 +26,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::config::Mode;
 use crate::lifecycle::Phase;
+use crate::peers::READY_WITHIN;
 use crate::proxy::Proxy;
 use answer::{Page, object, page, text};
 use query::Query;
@@ -163,11 +165,24 @@ fn readiness(proxy: &Proxy) -> Page {
         let message = format!("not ready: {awaited} sources of workers have not been asked yet\n");
         text(StatusCode::SERVICE_UNAVAILABLE, &message)
     } else if proxy.peers.as_ref().is_some_and(|peers| !peers.is_ready()) {
-        text(StatusCode::SERVICE_UNAVAILABLE, "not ready: what other routers have said is being taken up\n")
+        text(StatusCode::SERVICE_UNAVAILABLE, &awaits_others(proxy))
     } else if usable == 0 {
         text(StatusCode::SERVICE_UNAVAILABLE, &format!("not ready: none of {all} workers usable\n"))
     } else {
         text(StatusCode::OK, &format!("ready: {usable} of {all} workers usable\n"))
+    }
+}
+
+/// Others are waited for, but not for long.
+fn awaits_others(proxy: &Proxy) -> String {
+    let fault = proxy.peers.as_ref().and_then(|peers| peers.fault());
+    match (fault, &proxy.config.load().sharing) {
+        (Some((_, fault)), Some(sharing)) => format!(
+            "not ready: what other routers have said cannot be read yet, but is not waited for longer than {READY_WITHIN:?}; the store {}: \
+             {fault}\n",
+            sharing.addresses()
+        ),
+        _ => "not ready: what other routers have said is being taken up\n".to_owned(),
     }
 }
 

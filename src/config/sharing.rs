@@ -147,6 +147,11 @@ impl Sharing {
         self.password().map(drop)
     }
 
+    /// Where the store is. No secrets: a URL has none.
+    pub fn addresses(&self) -> String {
+        self.urls.iter().map(StoreUrl::as_str).collect::<Vec<_>>().join(" ")
+    }
+
     /// What the file says now.
     ///
     /// # Errors

@@ -50,7 +50,10 @@ fn read(key: &str, path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// At least one certificate.
-fn certificates(key: &str, path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+///
+/// # Errors
+/// Names the key, and says what else is in the file.
+pub fn certificates(key: &str, path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) => Err(format!("{key}: {} holds no certificate in PEM", path.display())),

@@ -19,7 +19,7 @@ pub struct TargetArgs {
     #[arg(long = "target", value_name = "[NAME=]URL", required = true)]
     pub targets: Vec<Named>,
     /// An engine behind the target, for its /metrics; repeat for each of them. NAME= says behind which target
-    #[arg(long, value_name = "[NAME=]URL")]
+    #[arg(long, value_name = "[NAME=]URL", num_args = 1..)]
     pub metrics: Vec<Named>,
     /// Admin listener of the warmroute that the target is: its modes random and kv are compared, in turns
     #[arg(long, value_name = "URL")]

@@ -171,6 +171,9 @@ families! {
             "1 while the store can be read and written; 0 while it cannot. Without `sharing` there is none of these series.";
         SHARING_PEERS = Gauge, Count, "warmroute_sharing_peers", [],
             "Other routers that have said lately that they live.";
+        SHARING_UNKNOWN = Gauge, Count, "warmroute_sharing_unknown_workers", [],
+            "Workers that others have placed on for 30 s and more, and that are not known here: they are named otherwise there, or are in \
+             one list only.";
         SHARING_NEWS = Counter, Count, "warmroute_sharing_news_total", [closed::<Way>()],
             "What was said of requests (placed, first token, ended), sent to others and received from them.";
         SHARING_BYTES = Counter, Bytes, "warmroute_sharing_bytes_total", [closed::<Way>()],
@@ -180,7 +183,7 @@ families! {
              `unknown_worker`, placed on one that is not known here; `restarted`, placed on one whose process has ended since; `routers`, \
              there are too many of them; `version`, of a router that speaks another format; `malformed`.";
         SHARING_LAG = Gauge, Seconds, "warmroute_sharing_lag_seconds", [],
-            "Age of what was taken up last, from the event at another router on.";
+            "Age of what was taken up last, from the event at another router on; of its word that it lives, from when that was sent.";
     }
     "What is believed of the workers" {
         WORKER_BASIS = Gauge, Flag, "warmroute_worker_basis", [WORKER, closed::<Footing>(), closed::<Basis>()],

@@ -56,6 +56,11 @@ impl<L: Label> Counters<L> {
         self.inc_by(label, 1);
     }
 
+    /// Of each value of the label.
+    pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        L::VALUES.iter().zip(&self.cells).map(|(value, cell)| (*value, cell.get()))
+    }
+
     pub fn inc_by(&self, label: L, count: usize) {
         self.cells[label.index()].inc_by(count as u64);
     }

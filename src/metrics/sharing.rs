@@ -10,6 +10,8 @@ pub struct SharingMetrics {
     pub connected: IntGauge,
     /// Other routers that are known to live.
     pub peers: IntGauge,
+    /// Workers that others place on for long, and that are not known here.
+    pub unknown_workers: IntGauge,
     pub news: Counters<Way>,
     pub bytes: Counters<Way>,
     pub dropped: Counters<NewsLost>,
@@ -22,6 +24,7 @@ impl SharingMetrics {
         SharingMetrics {
             connected: c::SHARING_CONNECTED.gauge(registry),
             peers: c::SHARING_PEERS.gauge(registry),
+            unknown_workers: c::SHARING_UNKNOWN.gauge(registry),
             news: Counters::register(registry, &c::SHARING_NEWS),
             bytes: Counters::register(registry, &c::SHARING_BYTES),
             dropped: Counters::register(registry, &c::SHARING_DROPPED),

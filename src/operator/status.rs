@@ -10,6 +10,7 @@ use serde_json::Value;
 struct Fleet {
     mode: String,
     split: Option<Split>,
+    sharing: Option<Sharing>,
     workers: Vec<Worker>,
     #[serde(default)]
     sources: Vec<Source>,
@@ -20,6 +21,12 @@ struct Fleet {
 struct Source {
     source: String,
     fault: Option<String>,
+}
+
+/// Other routers, as this one hears them.
+#[derive(Deserialize)]
+struct Sharing {
+    line: String,
 }
 
 /// What goes by another mode.
@@ -69,7 +76,7 @@ struct Believed {
 /// # Errors
 /// If it is no answer of `/fleet`.
 pub(super) fn table(fleet: &Value) -> Result<String> {
-    let Fleet { mode, split, workers, sources } =
+    let Fleet { mode, split, sharing, workers, sources } =
         Fleet::deserialize(fleet).context("what came from /fleet is not of this version of warmroute")?;
     let usable = workers.iter().filter(|worker| worker.usable).count();
     let in_flight: u64 = workers.iter().map(|worker| worker.in_flight).sum();
@@ -110,13 +117,14 @@ pub(super) fn table(fleet: &Value) -> Result<String> {
     }
     let (confirmed, predicted) = (share(all.confirmed, all.prompt), share(all.predicted, all.prompt));
     let split = split.as_ref().map(Split::in_words).unwrap_or_default();
+    let sharing = sharing.as_ref().map(|sharing| format!("sharing: {}\n", sharing.line)).unwrap_or_default();
     let faults = sources
         .iter()
         .filter_map(|Source { source, fault }| Some(format!("\n{source}: {}\n", fault.as_ref()?)));
     let faults: String = faults.collect();
     Ok(format!(
         "mode {mode}{split}, {usable} of {} workers usable, {in_flight} requests in flight, {confirmed} of prompt tokens cached \
-         ({predicted} predicted)\n\n{}\n{faults}",
+         ({predicted} predicted)\n{sharing}\n{}\n{faults}",
         workers.len(),
         table.trim_fmt(),
     ))
@@ -210,6 +218,14 @@ mod tests {
         let text = table(&fleet).unwrap();
         assert!(text.ends_with(&format!("\nkubernetes:b: {fault}\n")), "{text}");
         assert!(!text.contains("kubernetes:a"), "{text}");
+    }
+
+    #[test]
+    fn how_sharing_stands_is_told_where_there_is_some() {
+        let of = |sharing: Value| table(&json!({"mode": "kv", "sharing": sharing, "workers": []})).unwrap();
+        let text = of(json!({"line": "2 others (a, b), 12 ms behind, 0 dropped", "others": 2}));
+        assert_eq!(text.lines().nth(1), Some("sharing: 2 others (a, b), 12 ms behind, 0 dropped"));
+        assert!(!of(Value::Null).contains("sharing"));
     }
 
     #[test]

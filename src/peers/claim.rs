@@ -2,7 +2,7 @@
 //! full it is left out and counted, and nobody waits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
@@ -16,6 +16,8 @@ use crate::metrics::{Metrics, NewsLost};
 
 /// News that wait for the store: some minutes of ten requests a second, half a minute of some hundred.
 const MOST_WAITING: usize = 65_536;
+/// Bytes of them: of prompts of a million tokens a thousand are too many.
+const MOST_BYTES: usize = 64 << 20;
 
 /// What is to be said, and since when.
 #[derive(Debug)]
@@ -25,9 +27,40 @@ pub struct Event {
     pub news: News,
 }
 
+impl Event {
+    /// About the bytes that it becomes.
+    pub fn weight(&self) -> usize {
+        match &self.news {
+            News::Placed(ask, _) => 48 + 8 * ask.chain.hashes.len(),
+            _ => 12,
+        }
+    }
+}
+
+/// What waits, for the one who sends it.
+pub struct Events {
+    receiver: Receiver<Event>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Events {
+    /// The next one; `None` once nobody is left to tell.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.receiver.recv().await?;
+        self.waiting.fetch_sub(event.weight(), Ordering::Relaxed);
+        Some(event)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.receiver.is_empty()
+    }
+}
+
 /// Takes what is to be said.
 pub struct Teller {
     sender: Sender<Event>,
+    /// Bytes of what was handed over and not sent yet.
+    waiting: Arc<AtomicUsize>,
     next: AtomicU64,
     /// Something was left out.
     lost: AtomicBool,
@@ -35,13 +68,15 @@ pub struct Teller {
 }
 
 impl Teller {
-    pub fn new(metrics: Arc<Metrics>) -> (Teller, Receiver<Event>) {
+    pub fn new(metrics: Arc<Metrics>) -> (Teller, Events) {
         Teller::with_room(MOST_WAITING, metrics)
     }
 
-    fn with_room(room: usize, metrics: Arc<Metrics>) -> (Teller, Receiver<Event>) {
+    fn with_room(room: usize, metrics: Arc<Metrics>) -> (Teller, Events) {
         let (sender, receiver) = mpsc::channel(room);
-        (Teller { sender, next: AtomicU64::new(1), lost: AtomicBool::new(false), metrics }, receiver)
+        let waiting = Arc::<AtomicUsize>::default();
+        let events = Events { receiver, waiting: waiting.clone() };
+        (Teller { sender, waiting, next: AtomicU64::new(1), lost: AtomicBool::new(false), metrics }, events)
     }
 
     /// The claim of a request that was placed at `now` on the worker of that name. Of one whose prompt would fill a batch nobody is told.
@@ -63,7 +98,13 @@ impl Tell for Arc<Teller> {
     type Worker = Name;
 
     fn tell(&self, at: Time, request: u64, news: News) {
-        if let Err(TrySendError::Full(_)) = self.sender.try_send(Event { at, request, news }) {
+        let event = Event { at, request, news };
+        let weight = event.weight();
+        // Counted before it can be taken out.
+        let is_full = self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > MOST_BYTES
+            || matches!(self.sender.try_send(event), Err(TrySendError::Full(_)));
+        if is_full {
+            self.waiting.fetch_sub(weight, Ordering::Relaxed);
             self.metrics.sharing.dropped.inc(NewsLost::Full);
             self.lost.store(true, Ordering::Release);
         }
@@ -75,6 +116,8 @@ pub type Claim = elsewhere::Claim<Arc<Teller>>;
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
     use crate::core::blocks::Chain;
     use crate::core::booking::Finished;
@@ -98,8 +141,8 @@ mod tests {
         teller.claim(booking, &ask, Name { key: 1, pod: 0 }, Time(1.0))
     }
 
-    fn all(receiver: &mut Receiver<Event>) -> Vec<String> {
-        std::iter::from_fn(|| receiver.try_recv().ok())
+    fn all(events: &mut Events) -> Vec<String> {
+        std::iter::from_fn(|| events.next().now_or_never().flatten())
             .map(|event| match event.news {
                 News::Placed(..) => format!("{} {} placed", event.at.0, event.request),
                 other => format!("{} {} {other:?}", event.at.0, event.request),
@@ -137,6 +180,24 @@ mod tests {
         assert!(all(&mut receiver).is_empty());
         claim_of(&teller, chain(MOST_BLOCKS)).finish(Finished::default(), Time(2.0));
         assert_eq!(all(&mut receiver).len(), 2);
+    }
+
+    #[test]
+    fn long_prompts_that_wait_are_bounded_by_their_bytes() {
+        let metrics = Metrics::new();
+        let (teller, mut events) = Teller::new(metrics.clone());
+        let teller = Arc::new(teller);
+        let chain = Chain::even((0..MOST_BLOCKS as u64).map(BlockHash).collect(), 0);
+        let ask = Ask { chain, block_tokens: 64.0, prompt_tokens: 10.0, output_tokens: 1.0, streams: true };
+        let placed = || News::Placed(ask.clone(), Name { key: 1, pod: 0 });
+        let most = MOST_BYTES / (8 * MOST_BLOCKS);
+        (0..10 * most as u64).for_each(|request| teller.tell(Time(1.0), request, placed()));
+        let waits = all(&mut events).len();
+        assert!((most - 1..=most).contains(&waits), "{waits}");
+        assert!(teller.take_lost());
+        teller.tell(Time(2.0), 1, placed());
+        assert_eq!(all(&mut events).len(), 1, "there is room again");
+        assert_eq!(teller.waiting.load(Ordering::Relaxed), 0);
     }
 
     #[test]

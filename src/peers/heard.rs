@@ -3,6 +3,7 @@
 //! that it said is missing, since that may have been an end.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::news::{Batch, Name, News, Said};
 use crate::core::elsewhere::{Copy, Open};
@@ -36,6 +37,7 @@ pub struct Heard {
 
 struct Router {
     number: u64,
+    name: Option<Arc<str>>,
     /// When it spoke last.
     at: Time,
     open: Open,
@@ -45,6 +47,16 @@ impl Heard {
     /// Routers that live, as far as is known.
     pub fn routers(&self) -> usize {
         self.routers.len()
+    }
+
+    /// What they are called, where they have said so, and when they spoke last.
+    pub fn names(&self) -> impl Iterator<Item = (Option<Arc<str>>, Time)> {
+        self.routers.values().map(|router| (router.name.clone(), router.at))
+    }
+
+    /// What this one is called.
+    pub fn name(&self, router: u64) -> Option<Arc<str>> {
+        self.routers.get(&router)?.name.clone()
     }
 
     /// Requests that others have open.
@@ -61,13 +73,14 @@ impl Heard {
         mut place: impl FnMut(&Ask, Name, Time) -> Option<Copy>,
     ) -> Option<Taken> {
         let mut taken = Taken::default();
-        let Batch { router: id, number, said } = batch;
+        let Batch { router: id, number, name, said } = batch;
         if self.routers.len() >= MOST_ROUTERS && !self.routers.contains_key(&id) {
             return None;
         }
         let is_full = self.open() >= MOST_OPEN;
         let router = self.routers.entry(id).or_insert_with(|| Router {
             number: number.wrapping_sub(1),
+            name: None,
             at: sent,
             open: Open::default(),
         });
@@ -75,6 +88,9 @@ impl Heard {
             return Some(taken); // Sent twice, or read again.
         }
         router.at = sent;
+        if name.is_some() {
+            router.name = name;
+        }
         if number != router.number.wrapping_add(1) {
             taken.gap = true;
             router.open.close(sent);
@@ -119,8 +135,6 @@ impl Heard {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::core::blocks::Chain;
     use crate::core::booking::Finished;
@@ -155,7 +169,7 @@ mod tests {
         fn heard_of(&mut self, router: u64, number: u64, at: f64, said: Vec<(u64, News)>) -> Option<Taken> {
             let said = said.into_iter().map(|(request, news)| Said { age: 10, request, news }).collect();
             let Table { planner, worker, heard } = self;
-            heard.take(Batch { router, number, said }, Time(at), |ask, name, at| {
+            heard.take(Batch { router, number, name: None, said }, Time(at), |ask, name, at| {
                 let worker = (name.key == HERE.key).then_some(*worker)?;
                 Copy::of(planner, ask, worker, at, None)
             })
@@ -210,7 +224,7 @@ mod tests {
         let mut table = Table::new();
         table.hear(7, 1, 1.0, vec![(1, placed(0))]);
         let lost = Said { age: 3_600_000, request: 1, news: News::Lost { committed: true } };
-        let batch = Batch { router: 7, number: 2, said: vec![lost] };
+        let batch = Batch { router: 7, number: 2, name: None, said: vec![lost] };
         let taken = table.heard.take(batch, Time(3_601.0), |_, _, _| None).unwrap();
         assert_eq!((taken.news, taken.age, table.open()), (1, 0.0, 0));
     }
@@ -241,6 +255,20 @@ mod tests {
         assert_eq!(table.open(), 1, "it has said that it lives");
         table.heard.expire(Time(6.1 + LEASE));
         assert_eq!((table.open(), table.heard.routers(), table.blocks()), (0, 0, 20));
+    }
+
+    #[test]
+    fn a_router_is_called_what_it_said_last() {
+        let mut table = Table::new();
+        let mut hear = |number, name: Option<&str>| {
+            let batch = Batch { router: 7, number, name: name.map(Arc::from), said: Vec::new() };
+            table.heard.take(batch, Time(number as f64), |_, _, _| None).unwrap();
+            table.heard.name(7).as_deref().map(str::to_owned)
+        };
+        assert_eq!(hear(1, None), None);
+        assert_eq!(hear(2, Some("a:1")).as_deref(), Some("a:1"));
+        assert_eq!(hear(3, None).as_deref(), Some("a:1"));
+        assert_eq!(table.heard.names().next(), Some((Some(Arc::from("a:1")), Time(3.0))));
     }
 
     #[test]

@@ -10,12 +10,13 @@ use redis::RedisError;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
+use super::company::{Count, Unknown, Word};
 use super::heard::{Heard, MOST_ROUTERS, Taken};
 use super::news::{self, Name, Unreadable};
 use super::reach::{Side, pause};
 use super::skew::Skew;
 use super::store::{Place, Store};
-use super::{Follow, Peers, READY_WITHIN, name_of};
+use super::{Follow, Other, Peers, READY_WITHIN, Seen, name_of};
 use crate::core::elsewhere::Copy;
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Ask, Planner};
@@ -25,6 +26,8 @@ use crate::metrics::{Forgot, NewsLost, Way};
 
 /// How long the workers' pages are waited for: they say since when their processes run.
 const PAGES_WITHIN: Duration = Duration::from_secs(2);
+/// Other routers that a line of the log names.
+const NAMED: usize = 10;
 
 pub struct Listener<'a> {
     peers: &'a Peers,
@@ -42,6 +45,8 @@ pub struct Listener<'a> {
     caught_up: bool,
     /// Of which it was said that it is not taken up.
     refused: Vec<NewsLost>,
+    others: Count,
+    unknown: Unknown,
 }
 
 impl<'a> Listener<'a> {
@@ -69,6 +74,8 @@ impl<'a> Listener<'a> {
             skew,
             caught_up,
             refused: Vec::new(),
+            others: Count::default(),
+            unknown: Unknown::default(),
         }
     }
 
@@ -80,7 +87,7 @@ impl<'a> Listener<'a> {
             let before = self.last;
             let Err(error) = self.follow().await;
             failures = if self.last == before { failures + 1 } else { 0 };
-            self.peers.reach.fails(Side::Reading, &error);
+            self.peers.reach.fails(Side::Reading, &error, self.store);
             self.expire();
             sleep(pause(failures, rand::random())).await;
         }
@@ -109,9 +116,10 @@ impl<'a> Listener<'a> {
         self.caught_up = self.last >= newest;
         loop {
             if self.caught_up {
-                self.peers.reach.works(Side::Reading);
+                self.peers.reach.works(Side::Reading, self.store);
                 self.peers.ready.store(true, Ordering::Release);
                 self.expire();
+                self.tell();
             }
             let batches = self.store.read(&mut link, self.last).await?;
             if batches.is_empty() {
@@ -153,14 +161,23 @@ impl<'a> Listener<'a> {
             Err(Unreadable::Malformed) => return self.refuse(NewsLost::Malformed),
         };
         self.workers.follow(&self.fleet);
-        let Listener { workers, planner, beside, fleet, skew, heard, .. } = &mut *self;
+        let by = batch.name.clone().or_else(|| self.heard.name(batch.router));
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let live = self.caught_up;
+        let Listener { workers, planner, beside, fleet, skew, heard, unknown: named, .. } = &mut *self;
         let (mut unknown, mut gone) = (0, 0);
-        let copy = |ask: &Ask, name, at| {
+        let copy = |ask: &Ask, name: Name, at| {
             let Some(worker) = workers.find(name) else {
                 unknown += 1;
+                // A pod whose address another one has is no matter of names.
+                if !workers.by_key.contains_key(&name.key) {
+                    named.note(name.key, by.clone(), now);
+                }
                 return None;
             };
-            if begun_since(fleet, worker, skew.stamp(at)) {
+            // Of what was said just now it is known how long ago, whatever the store's clock shows.
+            let then = if live { wall - (now - at) } else { skew.stamp(at) };
+            if begun_since(fleet, worker, then, wall) {
                 gone += 1;
                 return None;
             }
@@ -173,9 +190,7 @@ impl<'a> Listener<'a> {
         sharing.dropped.inc_by(NewsLost::UnknownWorker, unknown);
         sharing.dropped.inc_by(NewsLost::Restarted, gone);
         sharing.dropped.inc_by(NewsLost::Gap, usize::from(gap));
-        if news > 0 {
-            sharing.lag.set(late + age);
-        }
+        sharing.lag.set(late + age);
         for (worker, blocks) in emptied {
             if let Some(worker) = self.fleet.snapshot().worker(worker) {
                 self.fleet.forgot(worker, Forgot::Unconfirmed, blocks);
@@ -211,14 +226,44 @@ impl<'a> Listener<'a> {
     fn expire(&mut self) {
         self.heard.expire(self.clock.now());
         self.peers.metrics.sharing.peers.set(self.heard.routers() as i64);
+        let others = self.heard.names().map(|(name, spoke)| Other { name, spoke });
+        let mut seen = Seen { others: others.collect(), unknown_workers: self.unknown.lasting() };
+        self.peers.metrics.sharing.unknown_workers.set(seen.unknown_workers as i64);
+        seen.others.sort_by(|one, other| one.name.cmp(&other.name));
+        *self.peers.seen.lock() = seen;
+    }
+
+    /// What has come to be so, in the log.
+    fn tell(&mut self) {
+        let now = self.clock.now();
+        let stream = self.store.key();
+        match self.others.look(self.heard.routers(), now) {
+            Some(Word::Alone) => tracing::info!(
+                stream,
+                "no other router is heard over the store of sharing so far: others need the same cache.hash_key_file, cache.block_bytes, \
+                 sharing.key_prefix and database"
+            ),
+            Some(Word::Others(others)) => {
+                let names: Vec<_> = self.heard.names().filter_map(|(name, _)| name).take(NAMED).collect();
+                tracing::info!(others, among = names.join(" "), "other routers that share");
+            }
+            None => {}
+        }
+        if let Some((workers, by)) = self.unknown.look(now) {
+            tracing::warn!(
+                workers,
+                router = by.as_deref(),
+                "another router places requests on workers that are not known here, and they count for nothing: all routers must have \
+                 the same workers by the same addresses (under workers; localhost is not 127.0.0.1)"
+            );
+        }
     }
 }
 
-/// Whether the worker's process began after `then` of the store's clock, so that what was sent there is gone. Not if it has yet to begin: then
-/// its clock is before ours, and nothing is known.
-fn begun_since(fleet: &Fleet, worker: WorkerId, then: f64) -> bool {
+/// Whether the worker's process began after `then`, so that what was sent there is gone. Not if it has yet to begin: then its clock is before
+/// ours, and nothing is known. Seconds since 1970.
+fn begun_since(fleet: &Fleet, worker: WorkerId, then: f64, now: f64) -> bool {
     let begun = fleet.snapshot().worker(worker).and_then(|worker| worker.process_started());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     begun.is_some_and(|begun| then < begun && begun <= now)
 }
 

@@ -7,6 +7,7 @@
 //! that starts reads what the stream still has before it says that it is ready.
 
 pub mod claim;
+mod company;
 pub mod heard;
 mod listener;
 pub mod news;
@@ -21,7 +22,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout};
 
 use crate::core::booking::Booking;
@@ -33,7 +33,7 @@ use crate::fleet::worker::Worker;
 use crate::fleet::{Fleet, key_of};
 use crate::lifecycle::Clock;
 use crate::metrics::Metrics;
-use claim::{Claim, Event, Teller};
+use claim::{Claim, Events, Teller};
 use listener::Listener;
 use news::{Name, News};
 use reach::Reach;
@@ -49,17 +49,39 @@ pub trait Follow: Send + Sync {
 }
 
 /// How long readiness waits for what others have said. Then it is better to serve cold than not at all.
-const READY_WITHIN: Duration = Duration::from_secs(15);
+pub const READY_WITHIN: Duration = Duration::from_secs(15);
+/// Letters of a host's name; the system knows no longer ones.
+const LONGEST_HOST: usize = 64;
 /// How long the last word may take.
 const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// Another router.
+#[derive(Clone, Debug)]
+pub struct Other {
+    /// What it calls itself, once it has said so.
+    pub name: Option<Arc<str>>,
+    /// When it spoke last.
+    pub spoke: Time,
+}
+
+/// What was seen of the others when they were looked at last.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub others: Vec<Other>,
+    /// Workers that others place on for long and that are not known here.
+    pub unknown_workers: usize,
+}
 
 /// What this router tells others, and what it knows of them.
 pub struct Peers {
     /// Of this process: what comes back is known by it.
     id: u64,
+    /// What people call it.
+    name: String,
     teller: Arc<Teller>,
     /// Taken by the task that sends.
-    events: Mutex<Option<Receiver<Event>>>,
+    events: Mutex<Option<Events>>,
+    seen: Mutex<Seen>,
     ready: AtomicBool,
     has_left: Notify,
     reach: Reach,
@@ -67,10 +89,13 @@ pub struct Peers {
 }
 
 impl Peers {
-    pub fn new(metrics: Arc<Metrics>) -> Arc<Peers> {
+    /// Of a router that clients reach at this port.
+    pub fn new(port: u16, metrics: Arc<Metrics>) -> Arc<Peers> {
         let (teller, events) = Teller::new(metrics.clone());
         Arc::new(Peers {
             id: rand::random(),
+            name: format!("{}:{port}", host_name()),
+            seen: Mutex::default(),
             teller: Arc::new(teller),
             events: Mutex::new(Some(events)),
             ready: AtomicBool::new(false),
@@ -91,8 +116,18 @@ impl Peers {
     }
 
     /// Other routers that live.
-    pub fn count(&self) -> usize {
-        usize::try_from(self.metrics.sharing.peers.get()).unwrap_or(0)
+    pub fn seen(&self) -> Seen {
+        self.seen.lock().clone()
+    }
+
+    /// What this router calls itself.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is wrong with the store, and for how long.
+    pub fn fault(&self) -> Option<(Duration, String)> {
+        self.reach.fault()
     }
 
     /// Whether the store can be read and written.
@@ -131,6 +166,15 @@ impl Peers {
             tracing::debug!("the store did not take the last word in {LAST_WORD:?}");
         }
     }
+}
+
+/// In a cluster the pod's.
+fn host_name() -> String {
+    let system = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = system.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    let sound = |byte: &char| byte.is_ascii_alphanumeric() || "-_.".contains(*byte);
+    let name: String = name.trim().chars().filter(sound).take(LONGEST_HOST).collect();
+    if name.is_empty() { "router".to_owned() } else { name }
 }
 
 fn name_of(worker: &Worker) -> Name {

@@ -1,8 +1,9 @@
 //! What routers say to each other, and how it is written: compact, with a version in front, and read as what anybody may have put
 //! there.
 //!
-//! A batch is its version, its router, its number, and one thing said after another until its end. Numbers are little-endian, or
-//! seven bits a byte, the least first (`varint`). Times are ages in milliseconds, so no two clocks are compared.
+//! A batch is its version, its router, its number, that router's name (its length in a byte, 0 if it is not said this time), and one thing
+//! said after another until its end. Numbers are little-endian, or seven bits a byte, the least first (`varint`). Times are ages in
+//! milliseconds, so no two clocks are compared.
 
 use std::sync::Arc;
 
@@ -13,13 +14,15 @@ use crate::core::ids::BlockHash;
 use crate::core::planner::Ask;
 
 /// Of the format: batches of another one are left alone.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// What may be a version in the times to come; anything else was not written by a router.
 const LATEST: u8 = 15;
 /// Largest batch that is read, and the most that is said in one. A router sends what it has at 64 KiB, and a prompt of a million tokens
 /// takes 32 KiB more.
 pub const MOST_BYTES: usize = 1 << 20;
 const MOST_SAID: usize = 65_536;
+/// Of a router's name: as long as a pod's name and a port can be.
+const LONGEST_NAME: usize = 80;
 /// Blocks of a prompt that is told of: 64 MiB of text, some sixteen million tokens.
 pub const MOST_BLOCKS: usize = MOST_BYTES / 8 / 2;
 
@@ -49,6 +52,8 @@ pub struct Batch {
     pub router: u64,
     /// Each is one more than the one before. If it is more, something of what was to be said has not been.
     pub number: u64,
+    /// What people call the router; said now and then.
+    pub name: Option<Arc<str>>,
     pub said: Vec<Said>,
 }
 
@@ -75,10 +80,14 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn begin(router: u64, number: u64) -> Writer {
+    /// Nothing is said of a name that is none: see [`is_name`].
+    pub fn begin(router: u64, number: u64, name: Option<&str>) -> Writer {
         let mut writer = Writer { bytes: vec![VERSION] };
         writer.fixed(router);
         writer.varint(number);
+        let name = name.filter(|name| is_name(name)).unwrap_or_default();
+        writer.bytes.push(name.len() as u8);
+        writer.bytes.extend(name.bytes());
         writer
     }
 
@@ -146,6 +155,12 @@ impl Writer {
     }
 }
 
+/// Whether routers can be called so: by some letters that are safe in a log.
+pub fn is_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:[]".contains(&byte))
+}
+
 /// Whose batch it is, if it is one.
 pub fn router_of(bytes: &[u8]) -> Option<u64> {
     let (router, _) = bytes.strip_prefix(&[VERSION])?.split_first_chunk()?;
@@ -171,7 +186,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn batch(&mut self) -> Option<Batch> {
-        let (router, number) = (self.fixed()?, self.varint()?);
+        let (router, number, name) = (self.fixed()?, self.varint()?, self.name()?);
         let mut said = Vec::new();
         while !self.left.is_empty() {
             // Little is written of a thing that takes much more when it is read.
@@ -180,7 +195,18 @@ impl Reader<'_> {
             }
             said.push(self.said()?);
         }
-        Some(Batch { router, number, said })
+        Some(Batch { router, number, name, said })
+    }
+
+    fn name(&mut self) -> Option<Option<Arc<str>>> {
+        let length = usize::from(self.byte()?);
+        let (name, left) = self.left.split_at_checked(length)?;
+        self.left = left;
+        if length == 0 {
+            return Some(None);
+        }
+        let name = std::str::from_utf8(name).ok().filter(|name| is_name(name))?;
+        Some(Some(name.into()))
     }
 
     fn said(&mut self) -> Option<Said> {
@@ -314,7 +340,7 @@ mod tests {
     }
 
     fn written(number: u64) -> (Vec<u8>, Vec<Said>) {
-        let mut writer = Writer::begin(0x1122_3344_5566_7788, number);
+        let mut writer = Writer::begin(0x1122_3344_5566_7788, number, Some("warmroute-7d9f-x2x:8080"));
         let said: Vec<Said> = all()
             .into_iter()
             .enumerate()
@@ -347,6 +373,7 @@ mod tests {
             let batch = read(&bytes).unwrap();
             assert_eq!(router_of(&bytes), Some(batch.router));
             assert_eq!((batch.router, batch.number), (0x1122_3344_5566_7788, number));
+            assert_eq!(batch.name.as_deref(), Some("warmroute-7d9f-x2x:8080"));
             let (is, was): (Vec<_>, Vec<_>) =
                 (batch.said.iter().map(shown).collect(), said.iter().map(shown).collect());
             assert_eq!(is, was);
@@ -355,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_prompt_of_8000_tokens_takes_eight_bytes_a_block_and_little_more() {
-        let mut writer = Writer::begin(1, 1);
+        let mut writer = Writer::begin(1, 1, None);
         let before = writer.len();
         writer.say(&Said {
             age: 5,
@@ -374,7 +401,7 @@ mod tests {
         assert_eq!(read(&vec![VERSION; MOST_BYTES + 1]).unwrap_err(), Unreadable::Malformed);
         assert_eq!(read(b"x").unwrap_err(), Unreadable::Malformed);
         let many = |count| {
-            let mut writer = Writer::begin(1, 1);
+            let mut writer = Writer::begin(1, 1, None);
             (0..count).for_each(|_| writer.say(&Said { age: 0, request: 1, news: News::FirstToken }));
             read(&writer.finish()).map(|batch| batch.said.len())
         };
@@ -383,11 +410,30 @@ mod tests {
     }
 
     #[test]
+    fn names_are_safe_in_a_log_or_none() {
+        let read_of = |name: &[u8]| {
+            let mut bytes = Writer::begin(1, 1, None).finish();
+            bytes.pop();
+            bytes.push(name.len() as u8);
+            bytes.extend(name);
+            read(&bytes).map(|batch| batch.name.map(|name| name.to_string()))
+        };
+        assert_eq!(read_of(b""), Ok(None));
+        assert_eq!(read_of(b"[::1]:8080"), Ok(Some("[::1]:8080".to_owned())));
+        let long = [b'a'; LONGEST_NAME + 1];
+        for name in [&b"a b"[..], b"a\nb", b"\x1b[0m", b"\xff", "\u{e4}".as_bytes(), &long] {
+            assert_eq!(read_of(name), Err(Unreadable::Malformed));
+        }
+        let unsaid = Writer::begin(1, 1, Some("a b")).finish();
+        assert_eq!(read(&unsaid).unwrap().name, None);
+    }
+
+    #[test]
     fn lengths_and_numbers_that_lie_are_refused() {
         let placed = |change: fn(&mut Ask)| {
             let mut ask = ask(3, Widths::GROWING);
             change(&mut ask);
-            let mut writer = Writer::begin(1, 1);
+            let mut writer = Writer::begin(1, 1, None);
             writer.say(&Said { age: 0, request: 1, news: News::Placed(ask, Name { key: 1, pod: 1 }) });
             read(&writer.finish())
         };

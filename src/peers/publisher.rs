@@ -3,11 +3,10 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Peers;
-use super::claim::Event;
+use super::claim::{Event, Events};
 use super::news::{News, Said, Writer};
 use super::reach::{Side, pause};
 use super::store::{Link, Store};
@@ -17,17 +16,20 @@ use crate::metrics::Way;
 
 /// Without anything to say.
 const PULSE: Duration = Duration::from_secs(1);
+/// How often a router says what it is called.
+const NAME: Duration = Duration::from_secs(10);
 /// A batch is sent as soon as it has so many bytes, whatever the delay.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// Sends for as long as it is polled, or until it has said that this router leaves.
-pub async fn run(peers: &Peers, store: &Store, mut events: Receiver<Event>, delay: Duration, clock: Clock) {
+pub async fn run(peers: &Peers, store: &Store, mut events: Events, delay: Duration, clock: Clock) {
     let mut link = None;
     let (mut number, mut gap) = (0, 0);
     let mut next_pulse = Instant::now();
+    let mut next_name = Instant::now();
     loop {
         let first = tokio::select! {
-            event = events.recv() => event,
+            event = events.next() => event,
             () = sleep_until(next_pulse) => None,
         };
         let batch = match first {
@@ -37,25 +39,44 @@ pub async fn run(peers: &Peers, store: &Store, mut events: Receiver<Event>, dela
         number += 1 + gap;
         // Where something was left out the others are to know; but only once all that is from before has been sent.
         gap = u64::from(events.is_empty() && peers.teller.take_lost());
-        send(peers, store, &mut link, &batch, number, clock).await;
+        let now = Instant::now();
+        let name = (now >= next_name).then_some(&*peers.name);
+        if name.is_some() {
+            next_name = now + NAME;
+        }
+        send(peers, store, &mut link, Head { number, name }, &batch, clock).await;
         next_pulse = Instant::now() + PULSE;
-        if batch.iter().any(|event| matches!(event.news, News::Left)) {
+        if batch.iter().any(leaves) {
             peers.has_left.notify_one();
             return;
         }
     }
 }
 
-async fn gather(first: Event, events: &mut Receiver<Event>, delay: Duration) -> Vec<Event> {
-    let mut bytes = weight(&first);
+/// What the batch has beside what is said.
+#[derive(Copy, Clone)]
+struct Head<'a> {
+    number: u64,
+    name: Option<&'a str>,
+}
+
+fn leaves(event: &Event) -> bool {
+    matches!(event.news, News::Left)
+}
+
+/// Who leaves says so at once: nobody waits for long for what was not said.
+async fn gather(first: Event, events: &mut Events, delay: Duration) -> Vec<Event> {
+    let mut bytes = first.weight();
+    let mut last = leaves(&first);
     let mut batch = vec![first];
     let mut due = pin!(sleep(delay));
-    while bytes < BATCH_BYTES {
+    while bytes < BATCH_BYTES && !last {
         tokio::select! {
             biased;
-            event = events.recv() => {
+            event = events.next() => {
                 let Some(event) = event else { break };
-                bytes += weight(&event);
+                bytes += event.weight();
+                last = leaves(&event);
                 batch.push(event);
             }
             () = &mut due => break,
@@ -64,25 +85,17 @@ async fn gather(first: Event, events: &mut Receiver<Event>, delay: Duration) -> 
     batch
 }
 
-/// About the bytes that it becomes.
-fn weight(event: &Event) -> usize {
-    match &event.news {
-        News::Placed(ask, _) => 48 + 8 * ask.chain.hashes.len(),
-        _ => 12,
-    }
-}
-
 /// Until the store has taken it.
 async fn send(
     peers: &Peers,
     store: &Store,
     link: &mut Option<Link>,
+    head: Head<'_>,
     batch: &[Event],
-    number: u64,
     clock: Clock,
 ) {
     for failures in 0.. {
-        let bytes = write(peers.id, number, batch, clock.now());
+        let bytes = write(peers.id, head, batch, clock.now());
         let sent = async {
             let link = match link {
                 Some(link) => link,
@@ -92,22 +105,22 @@ async fn send(
         };
         match sent.await {
             Ok(()) => {
-                peers.reach.works(Side::Writing);
+                peers.reach.works(Side::Writing, store);
                 peers.metrics.sharing.news.inc_by(Way::Sent, batch.len());
                 peers.metrics.sharing.bytes.inc_by(Way::Sent, bytes.len());
                 return;
             }
             Err(error) => {
                 *link = None;
-                peers.reach.fails(Side::Writing, &error);
+                peers.reach.fails(Side::Writing, &error, store);
                 sleep(pause(failures, rand::random())).await;
             }
         }
     }
 }
 
-fn write(router: u64, number: u64, batch: &[Event], now: Time) -> Vec<u8> {
-    let mut writer = Writer::begin(router, number);
+fn write(router: u64, head: Head<'_>, batch: &[Event], now: Time) -> Vec<u8> {
+    let mut writer = Writer::begin(router, head.number, head.name);
     for Event { at, request, news } in batch {
         let age = ((now - *at) * 1e3).max(0.0).round() as u64;
         writer.say(&Said { age, request: *request, news: news.clone() });
@@ -128,10 +141,16 @@ mod tests {
     #[test]
     fn times_go_out_as_ages() {
         let event = |at, request| Event { at: Time(at), request, news: News::FirstToken };
-        let bytes = write(7, 3, &[event(1.0, 1), event(2.5, 2), event(9.0, 3)], Time(2.51));
+        let bytes = write(
+            7,
+            Head { number: 3, name: Some("a:1") },
+            &[event(1.0, 1), event(2.5, 2), event(9.0, 3)],
+            Time(2.51),
+        );
         let batch = news::read(&bytes).unwrap();
         let ages: Vec<u64> = batch.said.iter().map(|said| said.age).collect();
         assert_eq!((batch.router, batch.number, ages), (7, 3, vec![1_510, 10, 0]));
+        assert_eq!(batch.name.as_deref(), Some("a:1"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -141,15 +160,28 @@ mod tests {
         (0..50_000).for_each(|request| teller.tell(Time(0.0), request, News::FirstToken));
         let delay = Duration::from_millis(10);
         let begun = Instant::now();
-        let first = events.recv().await.unwrap();
+        let first = events.next().await.unwrap();
         let batch = gather(first, &mut events, delay).await;
         assert_eq!(batch.len(), BATCH_BYTES.div_ceil(12));
         assert_eq!(begun.elapsed(), Duration::ZERO, "a full one does not wait");
-        while events.len() > 3 {
-            let _ = events.recv().await;
+        let waiting = 50_000 - batch.len();
+        for _ in 3..waiting {
+            let _ = events.next().await;
         }
-        let first = events.recv().await.unwrap();
+        let first = events.next().await.unwrap();
         assert_eq!(gather(first, &mut events, delay).await.len(), 3);
         assert!(begun.elapsed() >= delay);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_word_does_not_wait() {
+        let (teller, mut events) = Teller::new(Metrics::new());
+        let teller = Arc::new(teller);
+        teller.tell(Time(0.0), 1, News::FirstToken);
+        teller.tell(Time(0.0), 0, News::Left);
+        let begun = Instant::now();
+        let first = events.next().await.unwrap();
+        assert_eq!(gather(first, &mut events, Duration::from_secs(10)).await.len(), 2);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

@@ -1,5 +1,5 @@
-//! Whether the store can be reached, for reading and for writing: shown, and said in the log once for each change and each new fault, however
-//! often it is tried.
+//! Whether the store can be reached, for reading and for writing: shown, and said in the log once when it breaks off, with what to look at,
+//! and once when it is back, however often it is tried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,13 @@ use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError};
 use tokio::time::Instant;
 
+use super::store::Store;
 use crate::metrics::Metrics;
 
 /// Between two attempts to reach the store; the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A fault that was said and comes again within this time is said only if it lasts.
+/// A break within this time of the last that was told is told by itself only if it lasts, else by its number.
 const SOON: Duration = Duration::from_secs(60);
 const LASTS: Duration = Duration::from_secs(10);
 /// Faults that are told apart: the store may say whatever it likes.
@@ -26,48 +27,88 @@ pub enum Side {
     Writing,
 }
 
+/// From a fault until both sides have worked after it: what breaks one connection is found on the other a moment later.
+struct Break {
+    since: Instant,
+    fault: String,
+    is_told: bool,
+}
+
+/// What the log is to say when the store works.
+#[derive(PartialEq, Debug)]
+enum Word {
+    /// For the first time.
+    There,
+    Back {
+        after: Duration,
+        /// Short breaks before, of which nothing was said.
+        untold: u32,
+    },
+    /// It works, and broke off so many times for a moment.
+    Untold(u32),
+}
+
 #[derive(Default)]
 struct State {
-    /// Of each side whether it works, if it was tried.
-    works: [Option<bool>; 2],
-    /// Since when something fails, and since when nothing does.
-    away: Option<Instant>,
-    back: Option<Instant>,
-    /// It was said that the store is away.
-    is_said: bool,
-    said: Vec<(Side, String)>,
+    /// Of each side whether it has worked since something failed last.
+    works: [bool; 2],
+    has_worked: bool,
+    broken: Option<Break>,
+    told_at: Option<Instant>,
+    untold: u32,
+    /// Kinds of faults that were told of late.
+    said: Vec<String>,
 }
 
 impl State {
     fn all_works(&self) -> bool {
-        self.works == [Some(true); 2]
+        self.works == [true; 2]
     }
 
-    /// Answers whether it is to be said that the store is back.
-    fn works(&mut self, side: Side, now: Instant) -> bool {
-        self.works[side as usize] = Some(true);
-        if !self.all_works() || self.back.is_some() {
-            return false;
+    fn works(&mut self, side: Side, now: Instant) -> Option<Word> {
+        self.works[side as usize] = true;
+        if !self.all_works() {
+            return None;
         }
-        (self.away, self.back) = (None, Some(now));
-        std::mem::take(&mut self.is_said)
+        let is_first = !std::mem::replace(&mut self.has_worked, true);
+        match self.broken.take() {
+            Some(Break { is_told: true, since, .. }) => {
+                Some(Word::Back { after: now - since, untold: std::mem::take(&mut self.untold) })
+            }
+            _ if is_first => Some(Word::There),
+            Some(_) => {
+                self.untold += 1;
+                None
+            }
+            None if self.untold > 0 && self.told_at.is_none_or(|told| now - told >= SOON) => {
+                self.told_at = Some(now);
+                Some(Word::Untold(std::mem::take(&mut self.untold)))
+            }
+            None => None,
+        }
     }
 
-    /// Answers whether this fault is to be said.
-    fn fails(&mut self, side: Side, fault: String, now: Instant) -> bool {
-        self.works[side as usize] = Some(false);
-        if self.back.take().is_some_and(|back| now - back >= SOON) {
-            self.said.clear();
-        }
-        let lasts = now - *self.away.get_or_insert(now) >= LASTS;
-        let fault = (side, fault);
-        let is_new = self.said.len() < MOST_SAID && !self.said.contains(&fault);
+    /// Answers whether this fault is to be told. Of one `kind` are those that need the same cure.
+    fn fails(&mut self, kind: String, fault: String, now: Instant) -> bool {
+        self.works = [false; 2];
+        let is_old = self.told_at.is_none_or(|told| now - told >= SOON);
+        let broken = self.broken.get_or_insert_with(|| {
+            if is_old {
+                self.said.clear();
+            }
+            Break { since: now, fault: String::new(), is_told: false }
+        });
+        broken.fault = fault;
+        let is_new = self.said.len() < MOST_SAID && !self.said.contains(&kind);
         if is_new {
-            self.said.push(fault);
+            self.said.push(kind);
         }
-        let say = is_new || (lasts && !self.is_said);
-        self.is_said |= say;
-        say
+        let tell = is_new || (!broken.is_told && now - broken.since >= LASTS);
+        if tell {
+            broken.is_told = true;
+            self.told_at = Some(now);
+        }
+        tell
     }
 }
 
@@ -81,58 +122,163 @@ impl Reach {
         Reach { state: Mutex::default(), metrics }
     }
 
-    pub fn works(&self, side: Side) {
-        let mut state = self.state.lock();
-        let say = state.works(side, Instant::now());
-        if state.all_works() {
+    pub fn works(&self, side: Side, store: &Store) {
+        let (word, all_works) = {
+            let mut state = self.state.lock();
+            (state.works(side, Instant::now()), state.all_works())
+        };
+        if all_works {
             self.metrics.sharing.connected.set(1);
         }
-        if say {
-            tracing::info!("the store of sharing is back: taking up what was said meanwhile");
+        let (address, stream) = (store.address(), store.key());
+        match word {
+            Some(Word::There) => tracing::info!(stream, "the store of sharing {address} is there"),
+            Some(Word::Back { after, untold }) => {
+                let before =
+                    if untold > 0 { format!(", and {untold} short breaks before") } else { String::new() };
+                tracing::info!(
+                    "the store of sharing {address} is back after {:.1} s{before}: taking up what was said meanwhile",
+                    after.as_secs_f64()
+                );
+            }
+            Some(Word::Untold(breaks)) => tracing::warn!(
+                breaks,
+                "the store of sharing {address} broke off for a moment, again and again; it is there"
+            ),
+            None => {}
         }
     }
 
-    pub fn fails(&self, side: Side, error: &RedisError) {
+    pub fn fails(&self, side: Side, error: &RedisError, store: &Store) {
         self.metrics.sharing.connected.set(0);
-        let fault = error.code().map_or_else(|| format!("{:?}", error.kind()), str::to_owned);
-        let hint = hint(error).map_or_else(String::new, |hint| format!(" ({hint})"));
-        if self.state.lock().fails(side, fault, Instant::now()) {
+        // What is no store at all may be quoted in several lines.
+        let words = error.to_string().replace(['\r', '\n'], " ");
+        let cure = cure(error, store.key()).map_or_else(String::new, |cure| format!(": {cure}"));
+        let fault = format!("{}{cure}", words.trim_end());
+        if self.state.lock().fails(kind(error), fault.clone(), Instant::now()) {
             let side = if side == Side::Reading { "reading" } else { "writing" };
-            // What is no store at all may be quoted in several lines.
-            let error = error.to_string().replace(['\r', '\n'], " ");
+            let address = store.address();
             tracing::warn!(
-                "the store of sharing fails ({side}), going on alone until it is back: {error}{hint}"
+                "the store of sharing {address} fails ({side}), going on alone until it is back: {fault}"
             );
         }
     }
+
+    /// What is wrong, and for how long, while something is.
+    pub fn fault(&self) -> Option<(Duration, String)> {
+        let state = self.state.lock();
+        state.broken.as_ref().map(|broken| (broken.since.elapsed(), broken.fault.clone()))
+    }
 }
 
-/// What is most likely wrong, and where to look.
-fn hint(error: &RedisError) -> Option<&'static str> {
-    if error.kind() == ErrorKind::AuthenticationFailed {
-        return Some("see sharing.password_file and sharing.user");
+/// Faults of one kind have one cause.
+fn kind(error: &RedisError) -> String {
+    match error.code() {
+        Some("ERR") => error.detail().unwrap_or_default().to_owned(),
+        Some(code) => code.to_owned(),
+        None if error.is_timeout() => "timeout".to_owned(),
+        None if error.is_connection_refusal() => "refused".to_owned(),
+        None if error.is_connection_dropped() => "dropped".to_owned(),
+        None if error.kind() == ErrorKind::Io => error.to_string(),
+        None => format!("{:?}", error.kind()),
     }
-    Some(match error.code()? {
-        "OOM" => "it has no memory left: raise its maxmemory, or lower sharing.most",
-        "READONLY" => {
-            "it is a replica: name the primary server, or its sentinels with sharing.kind: sentinel"
+}
+
+const PASSWORD: &str = "see sharing.password_file and sharing.user, and what the store wants";
+const CLUSTER: &str =
+    "it is part of a cluster: sharing.kind: cluster, and some of its servers in sharing.urls";
+const NO_STORE: &str =
+    "what answers there is no Redis or Valkey of version 6 or later: see sharing.urls and sharing.kind";
+
+/// What is most likely wrong, and where to look. `stream` is the key of the stream.
+fn cure(error: &RedisError, stream: &str) -> Option<String> {
+    let text = error.to_string();
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let known = match error.code() {
+        None => of_connections(error, says),
+        Some("OOM") => {
+            return Some(format!(
+                "it has no memory left: raise its maxmemory; or lower sharing.most, restart all routers, and delete the key {stream}"
+            ));
         }
-        "NOAUTH" | "WRONGPASS" => "see sharing.password_file and sharing.user",
-        "NOPERM" => {
+        Some("WRONGTYPE") => {
+            return Some(format!(
+                "something else has the key {stream}: give sharing.key_prefix another name"
+            ));
+        }
+        Some("READONLY") => {
+            Some("it is a replica: name the primary server, or its sentinels with sharing.kind: sentinel")
+        }
+        Some("NOAUTH" | "WRONGPASS") => Some(PASSWORD),
+        Some("NOPERM") => Some(
             "sharing.user needs XADD, XREAD and XREVRANGE on keys that begin with sharing.key_prefix, SELECT if sharing.urls name a \
-             database, and CLUSTER SLOTS for sharing.kind: cluster"
+             database, and CLUSTER SLOTS for sharing.kind: cluster",
+        ),
+        Some("MOVED" | "ASK" | "CROSSSLOT") => Some(CLUSTER),
+        Some("CLUSTERDOWN") => Some("it is part of a cluster, of which no server has the stream"),
+        Some("MISCONF") => Some("it cannot write to its disk, and so takes nothing"),
+        Some("LOADING") => Some("it still reads its data from disk"),
+        Some("MASTERDOWN") => Some("it is a replica whose primary server is away"),
+        Some("NOREPLICAS") => Some("too few replicas follow it: see its min-replicas-to-write"),
+        Some("BUSY") => Some("a script keeps it busy"),
+        Some("DENIED") => Some("it is in protected mode: give it a password, or an address to bind"),
+        Some(_) if says(&["last possible ID"]) => {
+            return Some(format!("somebody has written the last entry that can be: delete the key {stream}"));
         }
-        "WRONGTYPE" => {
-            "something else has a key where the stream would be: give sharing.key_prefix another name"
+        Some(_) if says(&["DB index", "switch database"]) => {
+            Some("see the number of the database in sharing.urls")
         }
-        "MOVED" | "ASK" | "CROSSSLOT" => {
-            "it is part of a cluster: sharing.kind: cluster, and some of its servers in sharing.urls"
+        Some(_) if says(&["cluster support disabled"]) => Some("it is no cluster: sharing.kind: server"),
+        Some(_) if says(&["max number of clients"]) => Some("raise its maxclients"),
+        Some(_) if says(&["unknown command"]) => Some(NO_STORE),
+        Some(_) => None,
+    };
+    known.map(str::to_owned)
+}
+
+/// Where the server itself has said nothing.
+fn of_connections(error: &RedisError, says: impl Fn(&[&str]) -> bool) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => return Some(PASSWORD),
+        ErrorKind::MasterNameNotFoundBySentinel => {
+            return Some(
+                "no group of this name has a primary server now, as the sentinels say: see sharing.group",
+            );
         }
-        "CLUSTERDOWN" => "it is part of a cluster, of which no server has the stream",
-        "MISCONF" => "it cannot write to its disk, and so takes nothing",
-        "LOADING" => "it still reads its data from disk",
-        _ => return None,
-    })
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType => return Some(NO_STORE),
+        ErrorKind::InvalidClientConfig if says(&["sentinel"]) => {
+            return Some("sharing.urls name the sentinels where sharing.kind is sentinel");
+        }
+        ErrorKind::ClusterConnectionNotFound => {
+            return Some(
+                "none of the cluster's servers could be reached, or none has the stream: see sharing.urls",
+            );
+        }
+        _ => {}
+    }
+    if says(&["switch database", "DB index"]) {
+        Some("see the number of the database in sharing.urls")
+    } else if says(&["peer certificate"]) {
+        Some("see sharing.ca, and the host in sharing.urls, which must be a name in the certificate")
+    } else if says(&["CertificateRequired"]) {
+        Some("it wants certificates of its clients, which routers have none of: tls-auth-clients no")
+    } else if says(&["corrupt message"]) {
+        Some("it does not speak TLS: redis:// in sharing.urls")
+    } else if says(&["failed to lookup"]) {
+        Some("see the host in sharing.urls")
+    } else if error.is_connection_refusal() {
+        Some("nobody listens there: see sharing.urls, and whether the store runs")
+    } else if error.is_timeout() {
+        Some(
+            "it does not answer in time: is it stopped or overloaded, does something between drop packets, or are only one of both in TLS?",
+        )
+    } else if error.is_connection_dropped() {
+        Some(
+            "it broke the connection off, as it does when it ends, where it wants TLS (rediss://), or is told to",
+        )
+    } else {
+        None
+    }
 }
 
 /// The pause before the next attempt, after so many that have failed. `chance` is from 0 to 1: routers do not come back all at once.
@@ -144,6 +290,8 @@ pub fn pause(failures: u32, chance: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Sharing, StoreUrl};
+    use crate::core::blocks::HashKey;
 
     #[test]
     fn the_store_is_there_while_both_sides_work() {
@@ -151,50 +299,103 @@ mod tests {
         let reach = Reach::new(metrics.clone());
         let connected = || metrics.sharing.connected.get();
         let error = RedisError::from((ErrorKind::Io, "away"));
-        reach.works(Side::Reading);
+        let urls = vec![StoreUrl::parse("redis://a:1").unwrap()];
+        let store = Store::new(&Sharing { urls, ..Sharing::default() }, &HashKey([0; 32]), 256).unwrap();
+        reach.works(Side::Reading, &store);
         assert_eq!(connected(), 0, "nothing was written yet");
-        reach.works(Side::Writing);
-        assert_eq!(connected(), 1);
-        reach.fails(Side::Writing, &error);
-        reach.works(Side::Reading);
+        reach.works(Side::Writing, &store);
+        assert_eq!((connected(), reach.fault()), (1, None));
+        reach.fails(Side::Writing, &error, &store);
+        reach.works(Side::Reading, &store);
         assert_eq!(connected(), 0);
-        reach.works(Side::Writing);
-        assert_eq!(connected(), 1);
+        assert!(reach.fault().is_some_and(|(_, fault)| fault.starts_with("away")));
+        reach.works(Side::Writing, &store);
+        assert_eq!((connected(), reach.fault()), (1, None));
+    }
+
+    struct Log(State, Instant);
+
+    impl Log {
+        fn fails(&mut self, kind: &str, second: u64) -> bool {
+            self.0.fails(kind.to_owned(), String::new(), self.1 + Duration::from_secs(second))
+        }
+
+        fn works(&mut self, side: Side, second: u64) -> Option<Word> {
+            self.0.works(side, self.1 + Duration::from_secs(second))
+        }
+
+        fn both_work(&mut self, second: u64) -> Option<Word> {
+            assert_eq!(self.works(Side::Reading, second), None);
+            self.works(Side::Writing, second)
+        }
+    }
+
+    fn back(after: u64, untold: u32) -> Option<Word> {
+        Some(Word::Back { after: Duration::from_secs(after), untold })
     }
 
     #[test]
-    fn each_fault_is_said_once_however_often_it_comes_and_goes() {
-        use Side::{Reading, Writing};
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut state = State::default();
-        let fault = |name: &str| name.to_owned();
-        assert!(state.fails(Reading, fault("Io"), at(0)));
-        assert!(!state.fails(Reading, fault("Io"), at(1)));
-        assert!(state.fails(Reading, fault("OOM"), at(2)), "another one");
-        assert!(state.fails(Writing, fault("Io"), at(2)), "the other side");
-        assert!(!state.works(Reading, at(3)));
-        assert!(state.works(Writing, at(3)), "all is well again");
-        assert!(!state.works(Reading, at(4)), "which is said once");
-        // A store that comes and goes: nothing more, neither of its going nor of its coming.
-        for second in 4..60 {
-            assert!(!state.fails(Writing, fault("Io"), at(second)));
-            assert!(!state.works(Writing, at(second)));
+    fn a_break_is_told_once_and_so_is_its_end_whichever_side_finds_it() {
+        let mut log = Log(State::default(), Instant::now());
+        assert_eq!(log.both_work(0), Some(Word::There));
+        assert!(log.fails("dropped", 100));
+        assert_eq!(log.works(Side::Reading, 100), None, "the other connection may be broken too");
+        assert!(!log.fails("dropped", 101), "as it is found to be");
+        assert!(log.fails("refused", 101), "another cause");
+        assert!(!log.fails("refused", 130));
+        assert_eq!(log.both_work(132), back(32, 0));
+        assert_eq!(log.works(Side::Writing, 133), None, "which is said once");
+    }
+
+    #[test]
+    fn breaks_that_come_one_after_another_are_counted_and_none_is_forgotten() {
+        let mut log = Log(State::default(), Instant::now());
+        assert_eq!(log.both_work(0), Some(Word::There));
+        assert!(log.fails("dropped", 1));
+        assert_eq!(log.both_work(2), back(1, 0));
+        for second in (3..60).step_by(3) {
+            assert!(!log.fails("dropped", second));
+            assert_eq!(log.both_work(second + 1), None);
         }
-        assert!(!state.fails(Writing, fault("Io"), at(61)));
-        assert!(state.fails(Writing, fault("Io"), at(71)), "it lasts");
-        assert!(!state.fails(Writing, fault("Io"), at(200)));
-        assert!(state.works(Writing, at(201)));
-        assert!(state.fails(Writing, fault("Io"), at(262)), "it was well for a minute");
+        assert_eq!(log.works(Side::Writing, 60), None);
+        assert_eq!(log.works(Side::Writing, 61), Some(Word::Untold(19)));
+        assert!(!log.fails("dropped", 62));
+        assert_eq!(log.both_work(63), None);
+        assert!(!log.fails("dropped", 70));
+        assert!(log.fails("dropped", 80), "it lasts");
+        assert_eq!(log.both_work(90), back(20, 1));
+        assert!(log.fails("dropped", 200), "after a while it is told again");
+    }
+
+    #[test]
+    fn one_that_is_away_from_the_start_is_back_and_not_just_there() {
+        let mut log = Log(State::default(), Instant::now());
+        assert!(log.fails("refused", 0));
+        assert_eq!(log.both_work(9), back(9, 0));
     }
 
     #[test]
     fn a_store_that_says_ever_other_things_does_not_fill_the_log() {
-        let mut state = State::default();
-        let said = (0..1_000)
-            .filter(|number| state.fails(Side::Reading, format!("E{number}"), Instant::now()))
-            .count();
-        assert_eq!(said, MOST_SAID);
+        let mut log = Log(State::default(), Instant::now());
+        assert_eq!((0..1_000).filter(|number| log.fails(&format!("E{number}"), 0)).count(), MOST_SAID);
+    }
+
+    #[test]
+    fn faults_are_told_with_what_to_look_at() {
+        use std::io;
+        let io = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
+        let said = |error: RedisError| cure(&error, "w:news:1").unwrap_or_default();
+        assert!(said(io(io::ErrorKind::ConnectionRefused)).contains("nobody listens"));
+        assert!(said(io(io::ErrorKind::TimedOut)).contains("in time"));
+        assert!(said(io(io::ErrorKind::BrokenPipe)).contains("rediss://"));
+        let other = |text: &str| RedisError::from(io::Error::other(text.to_owned()));
+        assert!(said(other("invalid peer certificate: UnknownIssuer")).contains("sharing.ca"));
+        assert!(said(other("received corrupt message of type InvalidContentType")).contains("redis://"));
+        assert!(said(other("received fatal alert: CertificateRequired")).contains("tls-auth-clients"));
+        let sentinel = RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "not found"));
+        assert!(said(sentinel).contains("sharing.group"));
+        assert_ne!(kind(&io(io::ErrorKind::ConnectionRefused)), kind(&io(io::ErrorKind::BrokenPipe)));
+        assert_eq!(kind(&io(io::ErrorKind::ConnectionReset)), kind(&io(io::ErrorKind::BrokenPipe)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use redis::{
 };
 use tokio::task::spawn_blocking;
 
-use crate::config::{Secret, Sharing, StoreKind};
+use crate::config::{Secret, Sharing, StoreKind, tls};
 use crate::core::blocks::HashKey;
 
 /// To open a connection, and for an answer beyond the time that it was asked to wait.
@@ -70,6 +70,11 @@ impl Store {
 
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// As the config names it; there is no password in it.
+    pub fn address(&self) -> String {
+        self.sharing.addresses()
     }
 
     /// With the password and the authorities that the files have now.
@@ -180,6 +185,7 @@ fn access(sharing: &Sharing) -> Result<Access, String> {
         Some(path) => {
             let ca = std::fs::read(path)
                 .map_err(|error| format!("sharing.ca: {} cannot be read: {error}", path.display()))?;
+            tls::certificates("sharing.ca", path, &ca)?;
             Some(TlsCertificates { client_tls: None, root_cert: Some(ca) })
         }
     };
@@ -283,6 +289,12 @@ mod tests {
         let absent = Sharing { ca: Some("/nowhere".into()), ..sharing(StoreKind::Server, &["rediss://a:1"]) };
         let refused = Store::new(&absent, &key, 256).map(drop).unwrap_err();
         assert!(refused.starts_with("sharing.ca: /nowhere"), "{refused}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "no certificate\n").unwrap();
+        let other =
+            Sharing { ca: Some(file.path().to_owned()), ..sharing(StoreKind::Server, &["rediss://a:1"]) };
+        let refused = Store::new(&other, &key, 256).map(drop).unwrap_err();
+        assert!(refused.contains("holds no certificate"), "{refused}");
     }
 
     #[test]

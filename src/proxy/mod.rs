@@ -142,7 +142,7 @@ impl Proxy {
             large_reads: tokio::sync::Semaphore::new(half_the_machine()),
             complaints: Complaints::default(),
             decisions: Decisions::new(config.explain.keep),
-            peers: config.sharing.as_ref().map(|_| Peers::new(metrics.clone())),
+            peers: config.sharing.as_ref().map(|_| Peers::new(config.listen.port(), metrics.clone())),
             prefixes: Prefixes::default(),
             config: ArcSwap::from_pointee(config),
             shadow,

@@ -404,7 +404,7 @@ const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 /** Other routers, where there is a store to share over. */
 function showSharing(sharing) {
   $("sharing").hidden = !sharing?.connected;
-  if (sharing) say($("sharing"), `shares with ${counted(sharing.others, "other router")}`);
+  if (sharing) say($("sharing"), `sharing: ${sharing.line}`);
 }
 
 /** What is wrong beside the workers themselves: where they are found, and what routers share over. */
@@ -413,7 +413,7 @@ function showFaults({ sources, kept, sharing }) {
   for (const { workers, until_heard: sources } of kept) {
     faults.push(`${counted(workers.length, "worker")} of sources that the config names no more, kept until heard: ${sources.join(", ")}`);
   }
-  if (sharing && !sharing.connected) faults.push("sharing: the store cannot be read and written; this router goes on alone until it is back");
+  if (sharing?.fault) faults.push(`sharing: ${sharing.line}`);
   const list = $("faults");
   list.hidden = faults.length === 0;
   while (list.children.length > faults.length) list.lastChild.remove();
