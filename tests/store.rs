@@ -478,7 +478,7 @@ async fn a_break_is_told_once_and_its_end_too() {
     let Some(scene) = Scene::begin().await else { return };
     assert_eq!(log.lines("is there").len(), 2, "{:?}", log.lines("store of sharing"));
     scene.redis.tell("CLIENT KILL TYPE normal\r\n").await;
-    until("both to be back", async || log.lines("is back after").len() == 2).await;
+    until("both to be back", async || log.lines("was back after").len() == 2).await;
     assert_eq!(log.lines("WARN").len(), 2, "{:?}", log.lines("store of sharing"));
     scene.is_one(1).await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, read_secret, scalar};
+use super::{Secret, read_secret, scalar, tls};
 
 /// A Redis or Valkey that is there already.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for StoreUrl {
 }
 
 impl Sharing {
-    /// What can be told without asking the store.
+    /// What can be told without asking the store. Reads its files.
     ///
     /// # Errors
     /// Names the key at fault.
@@ -144,7 +144,20 @@ impl Sharing {
         if self.user.is_some() && self.password_file.is_none() {
             return Err("sharing.user: has no password; name it in sharing.password_file".to_owned());
         }
+        self.authorities()?;
         self.password().map(drop)
+    }
+
+    /// What the file of authorities says now, in PEM.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has no certificate in it.
+    pub fn authorities(&self) -> Result<Option<Vec<u8>>, String> {
+        const KEY: &str = "sharing.ca";
+        let Some(path) = &self.ca else { return Ok(None) };
+        let pem = tls::read(KEY, path)?;
+        tls::certificates(KEY, path, &pem)?;
+        Ok(Some(pem))
     }
 
     /// Where the store is. No secrets: a URL has none.
@@ -222,6 +235,8 @@ mod tests {
         refused("{urls: ['redis://a:1', 'redis://b:1']}", "sharing.kind");
         refused("{urls: ['redis://a:1', 'rediss://b:1'], kind: cluster}", "or none");
         refused("{urls: ['redis://a:1'], ca: FILE}", "sharing.ca");
+        refused("{urls: ['rediss://a:1'], ca: FILE}", "holds no certificate");
+        refused("{urls: ['rediss://a:1'], ca: /nowhere}", "sharing.ca: /nowhere cannot be read");
         refused("{urls: ['redis://a:1'], user: w}", "sharing.user");
         refused("{urls: ['redis://a:1'], delay: 1m}", "sharing.delay: must be at most 10s");
         refused("{urls: ['redis://a:1'], kind: sentinel, group: ''}", "sharing.group");

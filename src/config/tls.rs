@@ -45,7 +45,9 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-fn read(key: &str, path: &Path) -> Result<Vec<u8>, String> {
+/// # Errors
+/// Names the key.
+pub fn read(key: &str, path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{key}: {} cannot be read: {error}", path.display()))
 }
 

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::heard::LEASE;
 use crate::core::ids::Time;
 
-/// Seconds for which there must be as many before it is told: routers that start all at once are one line.
-const SETTLED: f64 = 3.0;
+/// Seconds for which there must be as many before it is told: routers that start all at once are one line, and those of an old stream that were
+/// taken for alive are taken for dead by then ([`LEASE`]).
+const SETTLED: f64 = LEASE + 1.0;
 /// After which nobody's being there is told. Less is what others need to start.
 const ALONE: f64 = 30.0;
 /// Seconds for which a worker is named that is not known. Less is what lists of workers need to come here and there.
@@ -97,12 +99,12 @@ mod tests {
         let mut count = Count::default();
         let mut look = |others, second| count.look(others, Time(second));
         assert_eq!(look(0, 0.0), None);
-        assert_eq!((look(1, 1.0), look(2, 2.0), look(2, 4.0)), (None, None, None));
-        assert_eq!(look(2, 5.0), Some(Word::Others(2)));
+        assert_eq!((look(1, 1.0), look(2, 2.0), look(2, 7.0)), (None, None, None));
+        assert_eq!(look(2, 8.0), Some(Word::Others(2)));
         assert_eq!(look(2, 500.0), None);
         // As the store breaks off for a while.
         assert_eq!((look(0, 600.0), look(2, 601.0), look(2, 700.0)), (None, None, None));
-        assert_eq!((look(0, 701.0), look(0, 704.0)), (None, Some(Word::Others(0))));
+        assert_eq!((look(0, 701.0), look(0, 708.0)), (None, Some(Word::Others(0))));
     }
 
     #[test]
@@ -111,7 +113,7 @@ mod tests {
         let said: Vec<_> = (0..100).filter_map(|second| count.look(0, Time(f64::from(second)))).collect();
         assert_eq!(said, [Word::Alone]);
         assert_eq!(count.look(1, Time(100.0)), None);
-        assert_eq!(count.look(1, Time(103.0)), Some(Word::Others(1)));
+        assert_eq!(count.look(1, Time(107.0)), Some(Word::Others(1)));
     }
 
     #[test]

@@ -122,6 +122,7 @@ impl<'a> Listener<'a> {
                 self.tell();
             }
             let batches = self.store.read(&mut link, self.last).await?;
+            let sound = batches.iter().all(|(_, bytes)| bytes.len() <= news::MOST_BYTES);
             if batches.is_empty() {
                 // Of what was there at first, some may have been trimmed away since.
                 self.caught_up = true;
@@ -135,6 +136,10 @@ impl<'a> Listener<'a> {
                 yield_now().await;
             }
             self.caught_up |= self.last >= newest;
+            if !sound {
+                // The connection keeps the room that the answer took.
+                link = self.store.connect().await?;
+            }
         }
     }
 

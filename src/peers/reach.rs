@@ -32,6 +32,8 @@ struct Break {
     since: Instant,
     fault: String,
     is_told: bool,
+    /// Whose connection was broken off, which by itself says little: the next attempt finds why, or that the store is there.
+    dropped: [bool; 2],
 }
 
 /// What the log is to say when the store works.
@@ -44,6 +46,8 @@ enum Word {
         /// Short breaks before, of which nothing was said.
         untold: u32,
     },
+    /// It broke the connections off, and took new ones at once.
+    Cut(Duration),
     /// It works, and broke off so many times for a moment.
     Untold(u32),
 }
@@ -76,6 +80,11 @@ impl State {
                 Some(Word::Back { after: now - since, untold: std::mem::take(&mut self.untold) })
             }
             _ if is_first => Some(Word::There),
+            Some(Break { since, .. }) if self.is_new(DROPPED) => {
+                self.said.push(DROPPED.to_owned());
+                self.told_at = Some(now);
+                Some(Word::Cut(now - since))
+            }
             Some(_) => {
                 self.untold += 1;
                 None
@@ -88,25 +97,37 @@ impl State {
         }
     }
 
+    fn is_new(&self, kind: &str) -> bool {
+        self.said.len() < MOST_SAID && !self.said.iter().any(|said| said == kind)
+    }
+
     /// Answers whether this fault is to be told. Of one `kind` are those that need the same cure.
-    fn fails(&mut self, kind: String, fault: String, now: Instant) -> bool {
+    fn fails(&mut self, side: Side, kind: &str, fault: String, now: Instant) -> bool {
         self.works = [false; 2];
-        let is_old = self.told_at.is_none_or(|told| now - told >= SOON);
-        let broken = self.broken.get_or_insert_with(|| {
-            if is_old {
-                self.said.clear();
-            }
-            Break { since: now, fault: String::new(), is_told: false }
+        if self.broken.is_none() && self.told_at.is_none_or(|told| now - told >= SOON) {
+            self.said.clear();
+        }
+        let is_new = self.is_new(kind);
+        let broken = self.broken.get_or_insert_with(|| Break {
+            since: now,
+            fault: String::new(),
+            is_told: false,
+            dropped: [false; 2],
         });
         broken.fault = fault;
-        let is_new = self.said.len() < MOST_SAID && !self.said.contains(&kind);
-        if is_new {
-            self.said.push(kind);
+        if kind == DROPPED && !std::mem::replace(&mut broken.dropped[side as usize], true) {
+            return false;
         }
-        let tell = is_new || (!broken.is_told && now - broken.since >= LASTS);
+        // A server that goes, and comes, does so with one fault after another.
+        let told_just_now = self.told_at.is_some_and(|told| now - told < LASTS);
+        let tell =
+            if broken.is_told { is_new && !told_just_now } else { is_new || now - broken.since >= LASTS };
         if tell {
             broken.is_told = true;
             self.told_at = Some(now);
+            if is_new {
+                self.said.push(kind.to_owned());
+            }
         }
         tell
     }
@@ -141,6 +162,10 @@ impl Reach {
                     after.as_secs_f64()
                 );
             }
+            Some(Word::Cut(after)) => tracing::warn!(
+                "the store of sharing {address} broke the connection off, and was back after {:.1} s",
+                after.as_secs_f64()
+            ),
             Some(Word::Untold(breaks)) => tracing::warn!(
                 breaks,
                 "the store of sharing {address} broke off for a moment, again and again; it is there"
@@ -155,7 +180,7 @@ impl Reach {
         let words = error.to_string().replace(['\r', '\n'], " ");
         let cure = cure(error, store.key()).map_or_else(String::new, |cure| format!(": {cure}"));
         let fault = format!("{}{cure}", words.trim_end());
-        if self.state.lock().fails(kind(error), fault.clone(), Instant::now()) {
+        if self.state.lock().fails(side, &kind(error), fault.clone(), Instant::now()) {
             let side = if side == Side::Reading { "reading" } else { "writing" };
             let address = store.address();
             tracing::warn!(
@@ -171,6 +196,9 @@ impl Reach {
     }
 }
 
+/// The kind of those that a broken connection shows.
+const DROPPED: &str = "dropped";
+
 /// Faults of one kind have one cause.
 fn kind(error: &RedisError) -> String {
     match error.code() {
@@ -178,7 +206,7 @@ fn kind(error: &RedisError) -> String {
         Some(code) => code.to_owned(),
         None if error.is_timeout() => "timeout".to_owned(),
         None if error.is_connection_refusal() => "refused".to_owned(),
-        None if error.is_connection_dropped() => "dropped".to_owned(),
+        None if error.is_connection_dropped() => DROPPED.to_owned(),
         None if error.kind() == ErrorKind::Io => error.to_string(),
         None => format!("{:?}", error.kind()),
     }
@@ -289,6 +317,7 @@ pub fn pause(failures: u32, chance: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::Side::{Reading, Writing};
     use super::*;
     use crate::config::{Sharing, StoreUrl};
     use crate::core::blocks::HashKey;
@@ -316,8 +345,8 @@ mod tests {
     struct Log(State, Instant);
 
     impl Log {
-        fn fails(&mut self, kind: &str, second: u64) -> bool {
-            self.0.fails(kind.to_owned(), String::new(), self.1 + Duration::from_secs(second))
+        fn fails(&mut self, side: Side, kind: &str, second: u64) -> bool {
+            self.0.fails(side, kind, String::new(), self.1 + Duration::from_secs(second))
         }
 
         fn works(&mut self, side: Side, second: u64) -> Option<Word> {
@@ -334,50 +363,70 @@ mod tests {
         Some(Word::Back { after: Duration::from_secs(after), untold })
     }
 
+    fn cut(after: u64) -> Option<Word> {
+        Some(Word::Cut(Duration::from_secs(after)))
+    }
+
     #[test]
     fn a_break_is_told_once_and_so_is_its_end_whichever_side_finds_it() {
         let mut log = Log(State::default(), Instant::now());
         assert_eq!(log.both_work(0), Some(Word::There));
-        assert!(log.fails("dropped", 100));
-        assert_eq!(log.works(Side::Reading, 100), None, "the other connection may be broken too");
-        assert!(!log.fails("dropped", 101), "as it is found to be");
-        assert!(log.fails("refused", 101), "another cause");
-        assert!(!log.fails("refused", 130));
+        assert!(!log.fails(Reading, DROPPED, 100), "which says little");
+        assert!(log.fails(Reading, "refused", 100));
+        assert!(!log.fails(Writing, DROPPED, 101), "the other connection");
+        assert!(!log.fails(Writing, "refused", 101));
+        assert!(!log.fails(Reading, "LOADING", 102), "a server that comes");
+        assert!(log.fails(Reading, "LOADING", 130), "which lasts");
         assert_eq!(log.both_work(132), back(32, 0));
-        assert_eq!(log.works(Side::Writing, 133), None, "which is said once");
+        assert_eq!(log.works(Writing, 133), None, "which is said once");
+    }
+
+    #[test]
+    fn connections_that_are_cut_are_one_line() {
+        let mut log = Log(State::default(), Instant::now());
+        assert_eq!(log.both_work(0), Some(Word::There));
+        assert!(!log.fails(Reading, DROPPED, 100));
+        assert_eq!(log.works(Reading, 100), None, "the other connection may be broken too");
+        assert!(!log.fails(Writing, DROPPED, 101), "as it is found to be");
+        assert_eq!(log.both_work(101), cut(1));
+        assert!(!log.fails(Reading, DROPPED, 200));
+        assert!(log.fails(Reading, DROPPED, 200), "a store that takes connections and breaks them off");
+        assert_eq!(log.both_work(230), back(30, 0));
     }
 
     #[test]
     fn breaks_that_come_one_after_another_are_counted_and_none_is_forgotten() {
         let mut log = Log(State::default(), Instant::now());
         assert_eq!(log.both_work(0), Some(Word::There));
-        assert!(log.fails("dropped", 1));
-        assert_eq!(log.both_work(2), back(1, 0));
+        assert!(!log.fails(Reading, DROPPED, 1));
+        assert_eq!(log.both_work(2), cut(1));
         for second in (3..60).step_by(3) {
-            assert!(!log.fails("dropped", second));
+            assert!(!log.fails(Writing, DROPPED, second));
             assert_eq!(log.both_work(second + 1), None);
         }
-        assert_eq!(log.works(Side::Writing, 60), None);
-        assert_eq!(log.works(Side::Writing, 61), Some(Word::Untold(19)));
-        assert!(!log.fails("dropped", 62));
-        assert_eq!(log.both_work(63), None);
-        assert!(!log.fails("dropped", 70));
-        assert!(log.fails("dropped", 80), "it lasts");
+        assert_eq!(log.works(Writing, 61), None);
+        assert_eq!(log.works(Writing, 62), Some(Word::Untold(19)));
+        assert!(!log.fails(Reading, DROPPED, 63));
+        assert_eq!(log.both_work(64), None);
+        assert!(!log.fails(Reading, DROPPED, 70));
+        assert!(log.fails(Reading, DROPPED, 80), "it lasts");
         assert_eq!(log.both_work(90), back(20, 1));
-        assert!(log.fails("dropped", 200), "after a while it is told again");
+        assert!(log.fails(Writing, "refused", 200), "after a while it is told again");
     }
 
     #[test]
     fn one_that_is_away_from_the_start_is_back_and_not_just_there() {
         let mut log = Log(State::default(), Instant::now());
-        assert!(log.fails("refused", 0));
+        assert!(log.fails(Reading, "refused", 0));
         assert_eq!(log.both_work(9), back(9, 0));
     }
 
     #[test]
     fn a_store_that_says_ever_other_things_does_not_fill_the_log() {
         let mut log = Log(State::default(), Instant::now());
-        assert_eq!((0..1_000).filter(|number| log.fails(&format!("E{number}"), 0)).count(), MOST_SAID);
+        assert_eq!((0..1_000).filter(|number| log.fails(Writing, &format!("E{number}"), 0)).count(), 1);
+        let said = (0..1_000).filter(|number| log.fails(Writing, &format!("E{number}"), 10 * number)).count();
+        assert_eq!(said, MOST_SAID - 1);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use redis::{
 };
 use tokio::task::spawn_blocking;
 
-use crate::config::{Secret, Sharing, StoreKind, tls};
+use crate::config::{Secret, Sharing, StoreKind};
 use crate::core::blocks::HashKey;
 
 /// To open a connection, and for an answer beyond the time that it was asked to wait.
@@ -180,15 +180,8 @@ fn entries(answer: Value) -> Vec<(Place, Vec<u8>)> {
 
 fn access(sharing: &Sharing) -> Result<Access, String> {
     let key = |error: RedisError| format!("sharing: {error}");
-    let certificates = match &sharing.ca {
-        None => None,
-        Some(path) => {
-            let ca = std::fs::read(path)
-                .map_err(|error| format!("sharing.ca: {} cannot be read: {error}", path.display()))?;
-            tls::certificates("sharing.ca", path, &ca)?;
-            Some(TlsCertificates { client_tls: None, root_cert: Some(ca) })
-        }
-    };
+    let authorities = sharing.authorities()?;
+    let certificates = authorities.map(|ca| TlsCertificates { client_tls: None, root_cert: Some(ca) });
     let password = sharing.password()?;
     let infos = sharing.urls.iter().map(|url| info(sharing, password.as_ref(), url.as_str()));
     let infos = infos.collect::<RedisResult<Vec<ConnectionInfo>>>().map_err(key)?;
@@ -289,12 +282,6 @@ mod tests {
         let absent = Sharing { ca: Some("/nowhere".into()), ..sharing(StoreKind::Server, &["rediss://a:1"]) };
         let refused = Store::new(&absent, &key, 256).map(drop).unwrap_err();
         assert!(refused.starts_with("sharing.ca: /nowhere"), "{refused}");
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "no certificate\n").unwrap();
-        let other =
-            Sharing { ca: Some(file.path().to_owned()), ..sharing(StoreKind::Server, &["rediss://a:1"]) };
-        let refused = Store::new(&other, &key, 256).map(drop).unwrap_err();
-        assert!(refused.contains("holds no certificate"), "{refused}");
     }
 
     #[test]
