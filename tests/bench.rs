@@ -433,6 +433,7 @@ async fn several_targets_need_names_that_differ() {
         (["--target", "http://a", "--target", "b=http://b"], "NAME=URL"),
         (["--target", "a=http://a", "--target", "a=http://b"], "two targets are called `a`"),
         (["--target", "a=http://a", "--metrics", "b=http://b"], "no --target is called `b`"),
+        (["--target=a=http://a", "--metrics", "http://c", "b=http://b"], "no --target is called `b`"),
     ] {
         let error = bench(&args).await.unwrap_err();
         assert!(error.contains(complaint), "{error}");

@@ -531,7 +531,7 @@ async fn a_hundred_routers_are_known_and_a_thousand_are_too_many() {
     scene.each_is("warmroute_sharing_peers", 256.0).await;
     scene.is_one(2).await;
     scene.each_is("warmroute_sharing_peers", 1.0).await;
-    assert_eq!(log.lines("more than 256 routers").len(), 2);
+    assert_eq!(log.lines("too many routers").len(), 2);
 }
 
 /// One that says more than anybody can do: it is believed, within bounds, and takes nothing from the others.

@@ -18,7 +18,7 @@ pub struct TargetArgs {
     /// take turns. NAME=URL,URL,.. has several routers before one fleet, connected to in turns
     #[arg(long = "target", value_name = "[NAME=]URL", required = true)]
     pub targets: Vec<Named>,
-    /// An engine behind the target, for its /metrics; repeat for each of them. NAME= says behind which target
+    /// Engines behind the target, for their /metrics: one or more addresses. NAME= says behind which target
     #[arg(long, value_name = "[NAME=]URL", num_args = 1..)]
     pub metrics: Vec<Named>,
     /// Admin listener of the warmroute that the target is: its modes random and kv are compared, in turns

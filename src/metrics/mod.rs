@@ -56,6 +56,10 @@ impl<L: Label> Counters<L> {
         self.inc_by(label, 1);
     }
 
+    pub fn get(&self, label: L) -> u64 {
+        self.cells[label.index()].get()
+    }
+
     /// Of each value of the label.
     pub fn totals(&self) -> impl Iterator<Item = (&'static str, u64)> {
         L::VALUES.iter().zip(&self.cells).map(|(value, cell)| (*value, cell.get()))

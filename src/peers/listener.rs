@@ -211,21 +211,22 @@ impl<'a> Listener<'a> {
             return;
         }
         self.refused.push(why);
-        let stream = self.store.key();
-        match why {
-            NewsLost::Version => tracing::warn!(
-                stream,
-                "a router of another version writes to the stream of sharing: neither takes up what the other says"
-            ),
-            NewsLost::Routers => tracing::warn!(
-                stream,
-                "more than {MOST_ROUTERS} routers write to the stream of sharing: what further ones say is not taken up"
-            ),
-            _ => tracing::warn!(
-                stream,
-                "something else than routers writes to the stream of sharing, or what they wrote was changed: it is not taken up"
-            ),
-        }
+        let what = match why {
+            NewsLost::Version => {
+                "a router of another version writes to the stream of sharing: neither takes up what the other says, until all are of one \
+                 version"
+            }
+            NewsLost::Routers => {
+                "too many routers write to the stream of sharing: what further ones say is not taken up; give each fleet's routers a \
+                 sharing.key_prefix of their own"
+            }
+            _ => {
+                "something else than routers writes to the stream of sharing, or what they wrote was changed: it is not taken up; see who may \
+                 write there, or give sharing.key_prefix another name"
+            }
+        };
+        let most = (why == NewsLost::Routers).then_some(MOST_ROUTERS);
+        tracing::warn!(store = self.store.address(), stream = self.store.key(), most, "{what}");
     }
 
     fn expire(&mut self) {

@@ -147,14 +147,20 @@ impl Peers {
     ) {
         let Some(events) = self.events.lock().take() else { return };
         let listener = Listener::new(&self, &store, fleet, planner, beside, clock);
-        tokio::join!(publisher::run(&self, &store, events, delay, clock), listener.run(), self.be_ready());
+        tokio::join!(
+            publisher::run(&self, &store, events, delay, clock),
+            listener.run(),
+            self.be_ready(&store)
+        );
     }
 
-    async fn be_ready(&self) {
+    async fn be_ready(&self, store: &Store) {
         sleep(READY_WITHIN).await;
         if !self.ready.swap(true, Ordering::AcqRel) {
+            let fault = self.fault().map_or_else(|| "there is more than that".to_owned(), |(_, fault)| fault);
             tracing::warn!(
-                "ready without what other routers have said: it could not be read in {READY_WITHIN:?}"
+                "ready without what other routers have said: it could not be read from {} in {READY_WITHIN:?}: {fault}",
+                store.address()
             );
         }
     }

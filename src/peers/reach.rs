@@ -9,7 +9,7 @@ use redis::{ErrorKind, RedisError};
 use tokio::time::Instant;
 
 use super::store::Store;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, NewsLost};
 
 /// Between two attempts to reach the store; the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -60,6 +60,8 @@ struct State {
     broken: Option<Break>,
     told_at: Option<Instant>,
     untold: u32,
+    /// News that were dropped because too many waited, as far as that was told.
+    dropped: u64,
     /// Kinds of faults that were told of late.
     said: Vec<String>,
 }
@@ -144,9 +146,12 @@ impl Reach {
     }
 
     pub fn works(&self, side: Side, store: &Store) {
-        let (word, all_works) = {
+        let (word, all_works, dropped) = {
             let mut state = self.state.lock();
-            (state.works(side, Instant::now()), state.all_works())
+            let word = state.works(side, Instant::now());
+            let all = self.metrics.sharing.dropped.get(NewsLost::Full);
+            let before = if word.is_some() { std::mem::replace(&mut state.dropped, all) } else { all };
+            (word, state.all_works(), all - before)
         };
         if all_works {
             self.metrics.sharing.connected.set(1);
@@ -157,7 +162,9 @@ impl Reach {
             Some(Word::Back { after, untold }) => {
                 let before =
                     if untold > 0 { format!(", and {untold} short breaks before") } else { String::new() };
+                let dropped = Some(dropped).filter(|dropped| *dropped > 0);
                 tracing::info!(
+                    dropped,
                     "the store of sharing {address} is back after {:.1} s{before}: taking up what was said meanwhile",
                     after.as_secs_f64()
                 );

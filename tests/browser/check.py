@@ -78,7 +78,7 @@ def troubles(chromium, engines):
     with Store() as store, Proxy(engines.urls, store.config(), found="dns: [{name: nobody.invalid, port: 8000}]") as proxy, \
             Proxy(engines.urls, store.config()):
         page = chromium.page(f"{proxy.admin}/")
-        page.until("document.getElementById('sharing').textContent.startsWith('sharing: 1 other (')")
+        page.until("document.getElementById('sharing')?.textContent.startsWith('sharing: 1 other (')")
         page.until("document.getElementById('faults').textContent.includes('dns:nobody.invalid')")
         expect(True, "whom it shares with is told, and a source that cannot be heard")
         store.stop()
