@@ -14,7 +14,7 @@ from server import BOARD, Prometheus, filled, legend  # noqa: E402
 RULES = (ROOT / "deploy/prometheus/rules.yaml").read_text()
 # Of the alerts, those that need more than a minute, or a fault that cannot be made here.
 ONLY_IN_MADE_UP_TIME = {"WarmroutePredictionsOff", "WarmrouteBeliefsLost", "WarmrouteHitsNotFaster", "WarmrouteOverhead",
-                        "WarmrouteRetriesDenied", "WarmrouteLittleToGain", "WarmrouteDiscoveryBlind", "WarmrouteWorkerNeverUp"}
+                        "WarmrouteRetriesDenied", "WarmrouteLittleToGain"}
 
 failures = 0
 
@@ -50,7 +50,8 @@ def board(prometheus):
     rows = [len(prometheus.query(filled(target["expr"]))) for panel in panels() if panel["type"] == "table" for target in panel["targets"]]
     usable = next(panel for panel in panels() if panel["title"] == "Usable workers")["targets"][0]["expr"]
     usable = prometheus.query(filled(usable))[0]["value"][1]
-    expect(usable == "2" and min(rows) >= 3, f"a worker of several proxies is one worker: {usable} usable, rows {rows}")
+    # Two that all name alike but one of the proxies, and one that is out.
+    expect(usable == "4" and min(rows) >= 5, f"a worker of several proxies is one worker: {usable} usable, rows {rows}")
 
 
 def impatient(rules):
@@ -77,12 +78,18 @@ with Engines(2) as engines, Engines(1) as mortal, \
         Proxy(engines.urls, "scrape: {path: /nothing}") as blind, \
         Store() as store, Proxy(engines.urls, store.config()) as here, \
         Proxy(engines.urls, store.config("key_prefix: elsewhere")) as apart, \
-        Prometheus([one.admin.removeprefix("http://") for one in (proxy, blind, here, apart)], impatient(RULES)) as prometheus:
+        Proxy([url.replace("127.0.0.1", "localhost") for url in engines.urls], store.config()) as stranger, \
+        Prometheus([one.admin.removeprefix("http://") for one in (proxy, blind, here, apart, stranger)], impatient(RULES)) as prometheus:
     with Load(proxy.clients, prefixes=9, threads=6, output=24, words=700):
         until("scrapes", lambda: prometheus.query("sum(rate(warmroute_requests_total[15s])) > 0"))
         fires(prometheus, "WarmrouteBlind", "WarmrouteAccessLogLost")
         mortal.stop()
         fires(prometheus, "WarmrouteWorkerOut")
+        # A source that cannot be heard, and a worker where nobody listens.
+        blind.found = "dns: [{name: nobody.invalid, port: 8000}]"
+        blind.urls = [*blind.urls, "http://127.0.0.1:9"]
+        blind.configure("scrape: {path: /nothing}")
+        fires(prometheus, "WarmrouteDiscoveryBlind", "WarmrouteWorkerNeverUp")
 
         proxy.set_mode("random")
         fires(prometheus, "WarmrouteLeftInRandom")
@@ -90,10 +97,11 @@ with Engines(2) as engines, Engines(1) as mortal, \
 
         board(prometheus)
 
-        fires(prometheus, "WarmrouteSharingApart")
+        with Load(stranger.clients, prefixes=2, threads=1, output=8, pause=0.2):
+            fires(prometheus, "WarmrouteSharingApart", "WarmrouteSharingStrangers")
         store.stop()
         fires(prometheus, "WarmrouteSharingAway")
-        for one in (here, apart):
+        for one in (here, apart, stranger):
             one.stop()
 
         proxy.configure("listen: nowhere")
