@@ -178,7 +178,7 @@ fn awaits_others(proxy: &Proxy) -> String {
     let fault = proxy.peers.as_ref().and_then(|peers| peers.fault());
     match (fault, &proxy.config.load().sharing) {
         (Some((_, fault)), Some(sharing)) => format!(
-            "not ready: what other routers have said cannot be read yet, but is not waited for longer than {READY_WITHIN:?}; the store {}: \
+            "not ready: what other routers have said cannot be read yet, but is not waited for longer than {READY_WITHIN:?}; the store {} fails: \
              {fault}\n",
             sharing.addresses()
         ),

@@ -17,7 +17,7 @@ use crate::metrics::Way;
 /// Without anything to say.
 const PULSE: Duration = Duration::from_secs(1);
 /// How often a router says what it is called.
-const NAME: Duration = Duration::from_secs(10);
+const NAME: Duration = Duration::from_secs(5);
 /// A batch is sent as soon as it has so many bytes, whatever the delay.
 const BATCH_BYTES: usize = 64 << 10;
 
