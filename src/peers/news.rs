@@ -409,6 +409,14 @@ mod tests {
         assert_eq!(many(MOST_SAID + 1), Err(Unreadable::Malformed));
     }
 
+    /// Seeds of an earlier format would have the fuzzer find nothing.
+    #[test]
+    fn what_the_fuzzer_begins_with_is_of_this_format() {
+        let all = read(include_bytes!("../../fuzz/seeds/news/all")).unwrap();
+        assert!(all.name.is_some() && all.said.len() >= 5, "{all:?}");
+        assert!(read(include_bytes!("../../fuzz/seeds/news/pulse")).unwrap().said.is_empty());
+    }
+
     #[test]
     fn names_are_safe_in_a_log_or_none() {
         let read_of = |name: &[u8]| {
