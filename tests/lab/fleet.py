@@ -101,13 +101,14 @@ class Engines(Child):
 
 
 class Proxy(Child):
-    """`config`: lines of YAML beside the addresses. `found`: what is under `workers` beside them."""
+    """`config`: lines of YAML beside the addresses. `found`: what is under `workers` beside them. `port`: of the clients, by which
+    routers that share call each other."""
 
-    def __init__(self, urls, config="", mode="kv", found=""):
+    def __init__(self, urls, config="", mode="kv", found="", port=0):
         self.folder = tempfile.TemporaryDirectory()
         self.file = pathlib.Path(self.folder.name) / "warmroute.yaml"
         self.log = pathlib.Path(self.folder.name) / "log"
-        self.urls, self.mode, self.found = urls, mode, found
+        self.urls, self.mode, self.found, self.port = urls, mode, found, port
         self.configure(config)
         super().__init__([BIN, "serve", "--config", str(self.file)], stderr=self.log.open("w"))
         said = until("the proxy to serve", lambda: re.search(r"clients=(\S+) admin=(\S+)", self.log.read_text()))
@@ -117,7 +118,7 @@ class Proxy(Child):
 
     def configure(self, config):
         workers = ", ".join(f"{{url: '{url}'}}" for url in self.urls)
-        text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nmode: {self.mode}\nworkers: {{static: [{workers}]{self.found and ', '}{self.found}}}\n{config}\n"
+        text = f"listen: 127.0.0.1:{self.port}\nadmin: 127.0.0.1:0\nmode: {self.mode}\nworkers: {{static: [{workers}]{self.found and ', '}{self.found}}}\n{config}\n"
         # Whole at once: the proxy follows the file.
         made = self.file.with_suffix(".new")
         made.write_text(text)

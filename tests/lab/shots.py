@@ -12,7 +12,7 @@ import urllib.parse
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "prometheus"))
 
 from chromium import Chromium  # noqa: E402
-from fleet import ROOT, Engines, Load, Proxy, Store, get_json  # noqa: E402
+from fleet import ROOT, Engines, Load, Proxy, Store, free_port, get_json  # noqa: E402
 from server import BOARD, Prometheus, filled, legend  # noqa: E402
 
 SHOTS = ROOT / "docs/screenshots"
@@ -65,7 +65,8 @@ def status(chromium, proxy):
 
 SHOTS.mkdir(exist_ok=True)
 with Chromium() as chromium, Engines(6) as engines, Store() as store, \
-        Proxy(engines.urls, store.config(), mode="random") as one, Proxy(engines.urls, store.config(), mode="random") as other, \
+        Proxy(engines.urls, store.config(), mode="random", port=free_port()) as one, \
+        Proxy(engines.urls, store.config(), mode="random", port=free_port()) as other, \
         Prometheus([proxy.admin.removeprefix("http://") for proxy in (one, other)]) as prometheus:
     begun = time.time()
     with Load(one.clients, threads=4, output=48) as load, Load(other.clients, threads=4, output=48, seed=4) as beside:
