@@ -51,6 +51,13 @@ impl Events {
         Some(event)
     }
 
+    /// The next one, if it waits already.
+    pub fn at_hand(&mut self) -> Option<Event> {
+        let event = self.receiver.try_recv().ok()?;
+        self.waiting.fetch_sub(event.weight(), Ordering::Relaxed);
+        Some(event)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.receiver.is_empty()
     }
@@ -116,8 +123,6 @@ pub type Claim = elsewhere::Claim<Arc<Teller>>;
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
     use super::*;
     use crate::core::blocks::Chain;
     use crate::core::booking::Finished;
@@ -142,7 +147,7 @@ mod tests {
     }
 
     fn all(events: &mut Events) -> Vec<String> {
-        std::iter::from_fn(|| events.next().now_or_never().flatten())
+        std::iter::from_fn(|| events.at_hand())
             .map(|event| match event.news {
                 News::Placed(..) => format!("{} {} placed", event.at.0, event.request),
                 other => format!("{} {} {other:?}", event.at.0, event.request),

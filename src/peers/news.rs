@@ -17,8 +17,8 @@ use crate::core::planner::Ask;
 pub const VERSION: u8 = 2;
 /// What may be a version in the times to come; anything else was not written by a router.
 const LATEST: u8 = 15;
-/// Largest batch that is read, and the most that is said in one. A router sends what it has at 64 KiB, and a prompt of a million tokens
-/// takes 32 KiB more.
+/// Largest batch that is read, and the most that is said in one. A router sends 256 KiB at most, and what its last prompt takes: 32 KiB for a
+/// million tokens.
 pub const MOST_BYTES: usize = 1 << 20;
 const MOST_SAID: usize = 65_536;
 /// Of a router's name: as long as a pod's name and a port can be.

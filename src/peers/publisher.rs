@@ -20,6 +20,8 @@ const PULSE: Duration = Duration::from_secs(1);
 const NAME: Duration = Duration::from_secs(5);
 /// A batch is sent as soon as it has so many bytes, whatever the delay.
 const BATCH_BYTES: usize = 64 << 10;
+/// Of what waits already, more: over a slow store there is no other way to keep up.
+const MOST_BATCH_BYTES: usize = 256 << 10;
 
 /// Sends for as long as it is polled, or until it has said that this router leaves.
 pub async fn run(peers: &Peers, store: &Store, mut events: Events, delay: Duration, clock: Clock) {
@@ -81,6 +83,12 @@ async fn gather(first: Event, events: &mut Events, delay: Duration) -> Vec<Event
             }
             () = &mut due => break,
         }
+    }
+    while bytes < MOST_BATCH_BYTES && !last {
+        let Some(event) = events.at_hand() else { break };
+        bytes += event.weight();
+        last = leaves(&event);
+        batch.push(event);
     }
     batch
 }
@@ -162,7 +170,7 @@ mod tests {
         let begun = Instant::now();
         let first = events.next().await.unwrap();
         let batch = gather(first, &mut events, delay).await;
-        assert_eq!(batch.len(), BATCH_BYTES.div_ceil(12));
+        assert_eq!(batch.len(), MOST_BATCH_BYTES.div_ceil(12));
         assert_eq!(begun.elapsed(), Duration::ZERO, "a full one does not wait");
         let waiting = 50_000 - batch.len();
         for _ in 3..waiting {
