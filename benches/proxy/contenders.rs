@@ -31,6 +31,50 @@ impl Contender {
         Contender { name: "direct", address: worker, process: None }
     }
 
+    /// warmroute in `kv`, on these CPUs alone if some are named.
+    pub fn on(cpus: Option<&str>, workers: &[SocketAddr], directory: &Path) -> Contender {
+        let place = directory.join(cpus.unwrap_or("all"));
+        std::fs::create_dir_all(&place).unwrap();
+        let program = env!("CARGO_BIN_EXE_warmroute");
+        let mut command = Command::new(if cpus.is_some() { "taskset" } else { program });
+        if let Some(cpus) = cpus {
+            command.args(["-c", cpus, program]);
+        }
+        let prepare: Prepare = |port, workers, to| warmroute(port, workers, to, "kv");
+        Contender::start("warmroute kv", command, prepare, workers, &place).expect("taskset, of util-linux")
+    }
+
+    /// `None` if its program is not installed.
+    fn start(
+        name: &'static str,
+        mut program: Command,
+        prepare: Prepare,
+        workers: &[SocketAddr],
+        place: &Path,
+    ) -> Option<Contender> {
+        let port = free_port();
+        let (config, arguments) = prepare(port, workers, place);
+        std::fs::write(place.join("config"), config).unwrap();
+        let output = std::fs::File::create(place.join("output")).unwrap();
+        let started = program
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let contender = Contender { name, address, process: Some(started.ok()?) };
+        wait_for(address, place);
+        Some(contender)
+    }
+
+    /// Has it, or without a process this one, run on these CPUs from now on.
+    pub fn run_on(&self, cpus: &str) {
+        let pid = self.process.as_ref().map_or(std::process::id(), Child::id).to_string();
+        let set = Command::new("taskset").args(["-a", "-p", "-c", cpus, &pid]).stdout(Stdio::null()).status();
+        assert!(set.is_ok_and(|set| set.success()), "taskset, of util-linux");
+    }
+
     /// Seconds of CPU of all threads so far.
     pub fn cpu_seconds(&self) -> f64 {
         let Some(process) = &self.process else { return 0.0 };
@@ -74,29 +118,16 @@ pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
     for (name, program, prepare) in known {
         let place = directory.join(name.replace(' ', "-"));
         std::fs::create_dir_all(&place).unwrap();
-        let port = free_port();
-        let (config, arguments) = prepare(port, workers, &place);
-        std::fs::write(place.join("config"), config).unwrap();
-        let output = std::fs::File::create(place.join("output")).unwrap();
-        let started = Command::new(&program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().unwrap())
-            .stderr(output)
-            .spawn();
-        let Ok(process) = started else {
-            println!("{name} is not installed and left out");
-            continue;
-        };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        all.push(Contender { name, address, process: Some(process) });
-        wait_for(address, &place);
+        match Contender::start(name, Command::new(&program), prepare, workers, &place) {
+            Some(contender) => all.push(contender),
+            None => println!("{name} is not installed and left out"),
+        }
     }
     all
 }
 
 /// Threads of work a proxy; warmroute has one for each CPU that it may use.
-fn threads() -> usize {
+pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 

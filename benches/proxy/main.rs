@@ -163,7 +163,7 @@ fn compare(contenders: &[Contender], shape: &Shape, rounds: usize, seconds: u64,
     println!("\n{table}");
 }
 
-/// How long events of paced streams are under way, eight streams at a time.
+/// How long events of paced streams are under way, eight streams at a time and one alone.
 fn pace_events(contenders: &[Contender]) {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
@@ -175,24 +175,28 @@ fn pace_events(contenders: &[Contender]) {
         "20 ms apart: p50",
         "p99",
         "CPU an event",
+        "alone, 5 ms apart: p50",
+        "p99",
     ]);
     for contender in contenders {
         let mut row = vec![contender.name.to_owned()];
-        for (pace, streams) in [(5, 6), (20, 2)] {
+        for (pace, streams, connections) in [(5, 6, CONNECTIONS), (20, 2, CONNECTIONS), (5, 32, 1)] {
             let before = contender.cpu_seconds();
             let mut all: Vec<u64> = std::thread::scope(|scope| {
                 let listen = || {
                     let mut client = Client::of(contender.address);
                     (0..streams).flat_map(|_| client.listen(Duration::from_millis(pace))).collect::<Vec<_>>()
                 };
-                let listening: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(listen)).collect();
+                let listening: Vec<_> = (0..connections).map(|_| scope.spawn(listen)).collect();
                 listening.into_iter().flat_map(|listening| listening.join().unwrap()).collect()
             });
             all.sort_unstable();
             for share in [50, 99] {
                 row.push(format!("{:.0}", all[all.len() * share / 100] as f64 / 1e3));
             }
-            row.push(format!("{:.1}", (contender.cpu_seconds() - before) * 1e6 / all.len() as f64));
+            if connections > 1 {
+                row.push(format!("{:.1}", (contender.cpu_seconds() - before) * 1e6 / all.len() as f64));
+            }
         }
         table.add_row(row);
     }
@@ -230,6 +234,48 @@ fn memory(contenders: &[Contender], idle: &[f64]) {
     println!("\n{table}");
 }
 
+/// What a second core is worth: client, workers and a proxy of one thread together on one CPU, and of two threads on two, in turns.
+fn second_core(workers: &[SocketAddr], directory: &Path, rounds: usize, seconds: u64) {
+    let two = Contender::on(None, workers, directory);
+    let one = Contender::on(Some("0"), workers, directory);
+    let this = Contender::direct(workers[0]);
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "warmroute kv",
+        "requests/s on one CPU",
+        "on two",
+        "x",
+        "CPU us a request on one",
+        "on two",
+    ]);
+    for shape in SHAPES.iter().filter(|shape| !shape.closes) {
+        let lua = directory.join("client.lua");
+        std::fs::write(&lua, script(shape)).unwrap();
+        let (mut on_one, mut on_two) = (Vec::new(), Vec::new());
+        for round in 0..=rounds {
+            this.run_on("0");
+            let first = run(&one, &lua, CONNECTIONS, seconds);
+            this.run_on("0,1");
+            let second = run(&two, &lua, 2 * CONNECTIONS, seconds);
+            if round > 0 {
+                on_one.push(first);
+                on_two.push(second);
+            }
+        }
+        let of = |runs: &[Run], figure: fn(&Run) -> f64| median(runs.iter().map(figure).collect());
+        table.add_row([
+            shape.name.to_owned(),
+            format!("{:.0}", of(&on_one, |run| run.requests_per_s)),
+            format!("{:.0}", of(&on_two, |run| run.requests_per_s)),
+            format!("{:.2}", ratio(&on_two, &on_one, |run| run.requests_per_s)),
+            format!("{:.1}", of(&on_one, |run| run.cpu_us)),
+            format!("{:.1}", of(&on_two, |run| run.cpu_us)),
+        ]);
+    }
+    println!("\n{table}");
+}
+
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect("a number"))
 }
@@ -255,6 +301,9 @@ fn main() {
     }
     if wanted("512 KB") {
         large_prompts(&contenders);
+    }
+    if wanted("second core") && contenders::threads() == 2 {
+        second_core(&workers, &directory, rounds as usize, seconds);
     }
     drop(contenders);
     let _ = std::fs::remove_dir_all(&directory);

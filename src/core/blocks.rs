@@ -7,10 +7,12 @@
 //! different polynomials with a secret argument. Hashes are cut to 64 bits: a collision can at worst send a request to
 //! the wrong worker, and nobody outside can make one.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use blake3::IncrementCounter;
 use blake3::platform::Platform;
+use smallvec::SmallVec;
 
 use crate::core::ids::BlockHash;
 
@@ -89,6 +91,11 @@ impl Chain {
 /// Blocks digested at once: as many as the widest instructions in use (AVX-512) take side by side.
 const LANES: usize = 16;
 
+thread_local! {
+    /// The memory of a thread's last batch, empty, for its next one: most prompts are shorter than what it costs to get it anew.
+    static BATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// Builds a [`Chain`] from canonical bytes that arrive in pieces of any size. Large pieces are hashed where they lie.
 pub struct ChainBuilder {
     digester: Digester,
@@ -96,7 +103,7 @@ pub struct ChainBuilder {
     state: Field,
     /// Less than one batch, waiting for its rest.
     pending: Vec<u8>,
-    hashes: Vec<BlockHash>,
+    hashes: SmallVec<[BlockHash; 32]>,
     units: usize,
     bytes: u64,
 }
@@ -116,8 +123,8 @@ impl ChainBuilder {
         ChainBuilder {
             multiplier,
             state,
-            pending: Vec::with_capacity(digester.batch_bytes()),
-            hashes: Vec::new(),
+            pending: BATCH.take(),
+            hashes: SmallVec::new(),
             units: 0,
             bytes: 0,
             digester,
@@ -147,7 +154,8 @@ impl ChainBuilder {
     /// The chain of all full blocks; a partial block at the end has no hash, as in vLLM.
     pub fn finish(mut self) -> Chain {
         self.absorb_pending();
-        Chain { hashes: self.hashes.into(), widths: Widths::GROWING, bytes: self.bytes }
+        BATCH.set(self.pending);
+        Chain { hashes: Arc::from(self.hashes.as_slice()), widths: Widths::GROWING, bytes: self.bytes }
     }
 
     fn absorb_pending(&mut self) {

@@ -9,6 +9,8 @@ use thiserror::Error;
 
 /// Longest head, and longest list of trailers.
 pub const LONGEST_HEAD: usize = 64 << 10;
+/// Room in an answer's head for the fields that are added on its way to the client.
+const ROOM: usize = 2;
 /// Most fields of a head or of trailers.
 const MOST_FIELDS: usize = 100;
 /// Longest line before a chunk; what stands there besides its size has no meaning to anybody.
@@ -109,6 +111,9 @@ pub struct Head {
 /// # Errors
 /// If it is none.
 pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, Malformed> {
+    if read.is_empty() {
+        return Ok(None);
+    }
     let mut fields = [const { std::mem::MaybeUninit::uninit() }; MOST_FIELDS];
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
@@ -144,7 +149,7 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
     if let Some(reason) = reason {
         parts.extensions.insert(reason);
     }
-    parts.headers.reserve(places.len());
+    parts.headers.reserve(places.len() + ROOM);
     for (name, start, length) in places {
         let value = HeaderValue::from_maybe_shared(whole.slice(start..start + length));
         parts.headers.append(name, value.map_err(|_| Malformed("the head has a value that is none"))?);

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use tower::ServiceExt;
@@ -73,11 +74,12 @@ pub async fn serve(
         () = proxy.drain.at_least(Phase::Draining) => return,
     };
     let client = |proto| Arc::new(Client::new(peer, proto));
+    let streams = |proto| Arc::new(Client::with_streams(peer, proto, proxy.drain.clone()));
     match spoken {
         Ok(Ok(Spoken::Http1(socket))) => serve_http1(socket, remote, client("http"), proxy, &config).await,
-        Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, client("http"), proxy, &config).await,
+        Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, streams("http"), proxy, &config).await,
         Ok(Ok(Spoken::Https1(stream))) => serve_http1(stream, remote, client("https"), proxy, &config).await,
-        Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, client("https"), proxy, &config).await,
+        Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, streams("https"), proxy, &config).await,
         Ok(Ok(Spoken::NoTls(socket))) => turn_away(socket).await,
         Ok(Err(error)) => tracing::debug!("client connection ended before a request: {error}"),
         Err(_) => tracing::debug!("client connection brought nothing in time"),
@@ -169,7 +171,7 @@ async fn serve_http1<S: Stream>(
             std::pin::Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
                 ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
-                () = cut(&proxy) => return,
+                () = cut(&proxy, &client) => return,
             }
         }
     };
@@ -204,8 +206,11 @@ async fn serve_http1<S: Stream>(
 }
 
 /// Waits until what still runs is to be cut, and its last words have had their time.
-async fn cut(proxy: &Proxy) {
+async fn cut(proxy: &Proxy, client: &Client) {
     proxy.drain.at_least(Phase::Cut).await;
+    client.tell_cut();
+    // The connection is polled once more, to hear of it.
+    yield_now().await;
     sleep(LAST_WORDS).await;
 }
 
@@ -229,12 +234,12 @@ fn http1_builder(config: &Config) -> http1::Builder {
 /// HTTP/2: in TLS by agreement, without by prior knowledge.
 async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy>, config: &Config) {
     let stack = stack::stack(proxy.clone());
-    let serving = proxy.clone();
+    let (asking, serving) = (client.clone(), proxy.clone());
     let service = service_fn(move |request: Request<Incoming>| {
         let (proxy, version) = (serving.clone(), request.version());
         stack
             .clone()
-            .oneshot((request, client.clone()))
+            .oneshot((request, asking.clone()))
             .map(move |answer| stack::rendered(answer, &proxy, version))
     });
     let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -254,7 +259,7 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 result = connection => result,
-                () = cut(&proxy) => return,
+                () = cut(&proxy, &client) => return,
             }
         }
     };

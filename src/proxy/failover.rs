@@ -35,7 +35,7 @@ pub async fn send(
     proxy: &Arc<Proxy>,
     asked: &Asked,
     upstream: &Upstream,
-    client: &Client,
+    client: &Arc<Client>,
     note: &Note,
 ) -> Result<Answered, ProxyError> {
     let budget = proxy.budget.load_full();
@@ -45,7 +45,7 @@ pub async fn send(
     let attempts = attempts(proxy, placed.mode);
     loop {
         note.placed(&placed);
-        let error = match upstream.attempt(proxy, &mut placed).await {
+        let error = match upstream.attempt(proxy, client, &mut placed).await {
             Ok((response, patience)) => return Ok(Answered { response, patience, placed }),
             Err(error) => error,
         };

@@ -49,9 +49,11 @@ pub mod upstream;
 pub mod usage;
 pub mod watch;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -65,7 +67,7 @@ use crate::core::shadow::{Sampling, Shadow};
 use crate::fleet::Fleet;
 use crate::fleet::feedback::Feedback;
 use crate::fleet::worker::Worker;
-use crate::lifecycle::{Clock, Drain};
+use crate::lifecycle::{Clock, Drain, Phase};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use complaints::Complaints;
@@ -236,16 +238,52 @@ pub struct Client {
     tunnel: Mutex<Option<Tunnelled>>,
     /// A request is under way, where there is one at a time (HTTP/1).
     busy: AtomicBool,
+    cut: Cut,
+}
+
+/// How the requests of a connection hear that the drain cuts them.
+enum Cut {
+    /// By a word, from the one task that polls them all (HTTP/1): none has to be woken by itself, nor to register for that.
+    Told(AtomicBool),
+    /// Each for itself, as each has its own task (HTTP/2).
+    Watched(Drain),
 }
 
 impl Client {
-    /// `proto` is what it speaks: `http` or `https`.
+    /// Of HTTP/1; `proto` is what it speaks: `http` or `https`.
     pub fn new(peer: SocketAddr, proto: &'static str) -> Client {
         Client {
+            cut: Cut::Told(AtomicBool::new(false)),
             forwarded: Forwarded::new(peer, proto),
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
             busy: AtomicBool::new(false),
+        }
+    }
+
+    /// Of HTTP/2.
+    pub fn with_streams(peer: SocketAddr, proto: &'static str, drain: Drain) -> Client {
+        Client { cut: Cut::Watched(drain), ..Client::new(peer, proto) }
+    }
+
+    /// Waits until its requests are cut.
+    async fn cut(&self) {
+        match &self.cut {
+            Cut::Watched(drain) => drain.at_least(Phase::Cut).await,
+            Cut::Told(told) => {
+                let told = |_: &mut Context<'_>| match told.load(Ordering::Relaxed) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                };
+                poll_fn(told).await;
+            }
+        }
+    }
+
+    /// Its requests are cut, as they are told when they are polled next.
+    fn tell_cut(&self) {
+        if let Cut::Told(told) = &self.cut {
+            told.store(true, Ordering::Relaxed);
         }
     }
 

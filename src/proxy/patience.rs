@@ -11,9 +11,9 @@ use futures_util::future::{OptionFuture, pending};
 use thiserror::Error;
 use tokio::time::sleep;
 
+use super::Client;
 use crate::config::Config;
 use crate::fleet::worker::Worker;
-use crate::lifecycle::{Drain, Phase};
 
 /// Why an answer is no longer waited for.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Error)]
@@ -72,9 +72,9 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn with(worker: Arc<Worker>, limits: Limits, drain: Drain) -> Patience {
+    pub fn with(worker: Arc<Worker>, limits: Limits, client: Arc<Client>) -> Patience {
         let heard = Heard::default();
-        Patience { end: Box::pin(end(worker, heard.clone(), limits, drain)), heard }
+        Patience { end: Box::pin(end(worker, heard.clone(), limits, client)), heard }
     }
 
     /// Ready when the wait is over. Not to be polled again after that.
@@ -83,7 +83,7 @@ impl Patience {
     }
 }
 
-async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, drain: Drain) -> GivenUp {
+async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, client: Arc<Client>) -> GivenUp {
     let lost = async {
         match limits.when_unreachable {
             None => pending().await,
@@ -99,7 +99,7 @@ async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, drain: Drain) ->
     tokio::select! {
         () = lost => GivenUp::Lost,
         () = silent => GivenUp::Silent,
-        () = drain.at_least(Phase::Cut) => GivenUp::Leaving,
+        () = client.cut() => GivenUp::Leaving,
         Some(()) = OptionFuture::from(limits.response.map(sleep)) => GivenUp::Late,
     }
 }

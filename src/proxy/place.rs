@@ -213,7 +213,7 @@ impl Proxy {
                 return Err(ProxyError::Full);
             }
         }
-        let (now, policy) = (self.clock.now(), mode.into());
+        let (now, policy) = (self.clock.at(began), mode.into());
         let planned = self.planner.plan(&asked.ask, &eligible, policy, now, rand::random());
         let (decision, booking) = planned.ok_or(ProxyError::NoWorker)?;
         let eligible = unpinned.as_ref().unwrap_or(&eligible);

@@ -17,7 +17,6 @@ use super::forward::{Inbound, forward};
 use super::headers::REQUEST_ID;
 use super::relay::ResponseBody;
 use super::{Client, Proxy};
-use crate::lifecycle::Phase;
 
 /// Builds the stack; cloned for each connection. What leaves it goes through [`rendered`].
 pub fn stack(
@@ -38,11 +37,11 @@ pub fn stack(
 
 /// What waits when the drain cuts, for its body, a place or a worker, is told so.
 async fn until_cut(proxy: Arc<Proxy>, inbound: Inbound) -> Answered {
-    let drain = proxy.drain.clone();
+    let client = inbound.client.clone();
     tokio::select! {
         biased;
         answered = forward(proxy, inbound) => answered,
-        () = drain.at_least(Phase::Cut) => Err(ProxyError::Leaving),
+        () = client.cut() => Err(ProxyError::Leaving),
     }
 }
 

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 use memchr::memmem;
 
-use super::Proxy;
 use super::body::Held;
 use super::error::ProxyError;
 use super::headers::UpstreamHead;
 use super::patience::{GivenUp, Heard, Limits, Patience};
 use super::place::Placed;
+use super::{Client, Proxy};
 use crate::fleet::answer::Answer;
 use crate::fleet::connection::ExchangeError;
 use crate::fleet::framing::Outgoing;
@@ -51,10 +51,11 @@ impl Upstream {
     pub async fn attempt(
         &self,
         proxy: &Arc<Proxy>,
+        client: &Arc<Client>,
         placed: &mut Placed,
     ) -> Result<(Response<Answer>, Patience), ProxyError> {
         let worker = placed.worker.clone();
-        let mut patience = Patience::with(worker.clone(), self.limits, proxy.drain.clone());
+        let mut patience = Patience::with(worker.clone(), self.limits, client.clone());
         let sent = {
             let heard = patience.heard.clone();
             let mut exchange = pin!(self.exchange(proxy, &worker, &heard));

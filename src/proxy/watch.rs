@@ -97,12 +97,13 @@ impl Watch {
         let Some(events) = &mut self.events else { return false };
         let seen = events.feed(data);
         if seen.first_token {
-            self.first_token = Some(Instant::now());
+            let now = Instant::now();
+            self.first_token = Some(now);
             if let Some(latencies) = self.latencies() {
-                latencies.first_token.observe(self.arrived.elapsed().as_secs_f64());
+                latencies.first_token.observe((now - self.arrived).as_secs_f64());
             }
             if let Some(booking) = &mut self.placed.booking {
-                booking.first_token(self.proxy.clock.now());
+                booking.first_token(self.proxy.clock.at(now));
             }
             self.placed.report(Event::Answered);
             self.note.first_token();
@@ -134,14 +135,15 @@ impl Watch {
     /// The answer is complete. Told once: the booking is gone afterwards.
     pub fn finish(&mut self) {
         let Some(booking) = self.placed.booking.take().filter(|_| self.served) else { return };
+        let now = Instant::now();
         let found = self.usage.take().and_then(|usage| usage.found());
         let finished = found.unwrap_or_default();
         self.note.finished(finished);
         if let Some(followed) = self.placed.followed.take() {
-            followed.finish(finished.output_tokens, self.proxy.clock.now());
+            followed.finish(finished.output_tokens, self.proxy.clock.at(now));
         }
-        self.observe_end(finished);
-        if let Some(blocks) = booking.finish(finished, self.proxy.clock.now()) {
+        self.observe_end(finished, now);
+        if let Some(blocks) = booking.finish(finished, self.proxy.clock.at(now)) {
             self.proxy.fleet.forgot(&self.placed.worker, Forgot::Unconfirmed, blocks);
         }
         if found.is_some() {
@@ -149,12 +151,12 @@ impl Watch {
         }
     }
 
-    fn observe_end(&self, finished: Finished) {
+    fn observe_end(&self, finished: Finished, now: Instant) {
         let Some(latencies) = self.latencies().filter(|_| !self.failed) else { return };
-        latencies.duration.observe(self.arrived.elapsed().as_secs_f64());
+        latencies.duration.observe((now - self.arrived).as_secs_f64());
         let after_the_first = finished.output_tokens.filter(|tokens| *tokens > 1).map(|tokens| tokens - 1);
         if let (Some(first), Some(tokens)) = (self.first_token, after_the_first) {
-            latencies.per_output_token.observe(first.elapsed().as_secs_f64() / f64::from(tokens));
+            latencies.per_output_token.observe((now - first).as_secs_f64() / f64::from(tokens));
         }
     }
 

@@ -6,23 +6,23 @@ use crate::core::prompt::canon::{
     REASONING, REFERENCE, Sink, TASK, TOOLS, UNKNOWN, write_json,
 };
 use crate::core::prompt::json::Value;
-use crate::core::prompt::request::Request;
+use crate::core::prompt::request::{Request, member};
 use crate::core::prompt::text::Text;
 
 /// Claude Code opens its system prompt with a line that changes with every request. vLLM leaves it out for that reason.
 pub(super) const BILLING_LINE: &str = "x-anthropic-billing-header";
 
 pub(super) fn write<S: Sink>(request: &Request, messages: Value, canon: &mut Canon<S>) -> Result<(), Opaque> {
-    canon.tagged(TOOLS, unless_empty(request.get("tools")));
-    canon.tagged(DOCUMENTS, unless_empty(request.get("documents")));
+    canon.tagged(TOOLS, unless_empty(request.get(member!("tools"))));
+    canon.tagged(DOCUMENTS, unless_empty(request.get(member!("documents"))));
     for message in messages.items().ok_or(Opaque::Shape)? {
         write_message(message, canon)?;
     }
     // These change the last tokens only, and so does their place here.
-    if request.get("add_generation_prompt").is_some_and(Value::is_false) {
+    if request.get(member!("add_generation_prompt")).is_some_and(Value::is_false) {
         canon.tag(NO_GENERATION_PROMPT);
     }
-    if request.get("continue_final_message").is_some_and(Value::is_true) {
+    if request.get(member!("continue_final_message")).is_some_and(Value::is_true) {
         canon.tag(CONTINUES);
     }
     Ok(())

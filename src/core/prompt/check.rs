@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::core::prompt::Opaque;
-use crate::core::prompt::json::{LONG, Note, skip_space};
+use crate::core::prompt::json::{LONG, Note, Notes, skip_space};
 use crate::core::prompt::scan::{digits, run_end};
 
 /// Objects and arrays inside one another, the outermost counted; `serde_json` follows 127, Python about a thousand.
@@ -17,7 +17,7 @@ pub(super) struct Check<'a> {
     body: &'a [u8],
     at: usize,
     /// In the order of their starts. Containers still open at a fault have the end 0.
-    pub notes: Vec<Note>,
+    pub notes: Notes,
     /// End of the last whole member of the outermost object.
     pub good: usize,
     /// How often something was met that is not canonical as it lies: space between tokens, strings that are not plain.
@@ -28,7 +28,7 @@ type Checked = Result<(), Opaque>;
 
 impl<'a> Check<'a> {
     pub fn new(body: &'a [u8]) -> Check<'a> {
-        Check { body, at: 0, notes: Vec::new(), good: 0, rough: 0 }
+        Check { body, at: 0, notes: Notes::new(), good: 0, rough: 0 }
     }
 
     /// The whole body: one object.

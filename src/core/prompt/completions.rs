@@ -4,7 +4,7 @@
 use crate::core::prompt::Opaque;
 use crate::core::prompt::canon::{Canon, Medium, Pieces, Sink, write_json};
 use crate::core::prompt::json::Value;
-use crate::core::prompt::request::Request;
+use crate::core::prompt::request::{Request, member};
 use crate::core::prompt::text::Text;
 
 /// A prompt that no chat template touches.
@@ -30,11 +30,11 @@ impl Plain<'_> {
 
 /// Embeddings come before prompts, as in vLLM.
 pub(super) fn find<'d>(request: &Request<'d>) -> Result<Plain<'d>, Opaque> {
-    if let Some(embeddings) = request.get("prompt_embeds").filter(|value| !value.is_empty()) {
+    if let Some(embeddings) = request.get(member!("prompt_embeds")).filter(|value| !value.is_empty()) {
         let first = first_of(embeddings)?;
         return first.text().map(|_| Plain::Embeddings(first)).ok_or(Opaque::Shape);
     }
-    let prompt = request.get("prompt").ok_or(Opaque::Shape)?;
+    let prompt = request.get(member!("prompt")).ok_or(Opaque::Shape)?;
     let first = first_of(prompt)?;
     if let Some(text) = first.text() {
         return Ok(Plain::Text(text));

@@ -4,6 +4,8 @@
 //! Stricter than nothing and laxer than `serde_json` in four things, which vLLM's parser takes or at least answers itself:
 //! invalid UTF-8 in strings, lone surrogate escapes, numbers beyond any float, and the same key twice (the last one counts).
 
+use smallvec::SmallVec;
+
 use crate::core::prompt::Opaque;
 use crate::core::prompt::check::Check;
 use crate::core::prompt::scan::{near_end, run_end, whole_number};
@@ -20,11 +22,14 @@ pub(super) struct Note {
     pub plain: bool,
 }
 
+/// So few, those of a short conversation, take no memory of their own.
+pub(super) type Notes = SmallVec<[Note; 8]>;
+
 /// A body that is well formed as far as it goes.
 pub(super) struct Document<'a> {
     body: &'a [u8],
     /// In the order of their starts.
-    notes: Vec<Note>,
+    notes: Notes,
 }
 
 impl<'a> Document<'a> {

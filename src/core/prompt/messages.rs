@@ -7,17 +7,17 @@ use crate::core::prompt::canon::{
 };
 use crate::core::prompt::chat::{BILLING_LINE, unless_empty, without_billing_line};
 use crate::core::prompt::json::Value;
-use crate::core::prompt::request::Request;
+use crate::core::prompt::request::{Request, member};
 use crate::core::prompt::text::Text;
 
 pub(super) fn write<S: Sink>(request: &Request, messages: Value, canon: &mut Canon<S>) -> Result<(), Opaque> {
-    if let Some(tools) = unless_empty(request.get("tools")) {
+    if let Some(tools) = unless_empty(request.get(member!("tools"))) {
         for tool in tools.items().ok_or(Opaque::Shape)? {
             let members = ["name", "description", "input_schema", "strict", "defer_loading"];
             canon.list(TOOLS, tool.members(members));
         }
     }
-    if let Some(system) = request.get("system") {
+    if let Some(system) = request.get(member!("system")) {
         match system.text() {
             Some(text) => write_system(without_billing_line(text).into_iter(), canon),
             None => write_system(texts(system)?, canon),

@@ -51,6 +51,37 @@ pub(super) struct Request<'d> {
     members: [Option<Value<'d>>; MEMBERS.len()],
 }
 
+/// One of [`MEMBERS`].
+#[derive(Copy, Clone)]
+pub(super) struct Member(usize);
+
+impl Member {
+    /// By its name, which must be among them: in a constant, as all are, that is looked up and refused by the compiler.
+    pub const fn named(name: &str) -> Member {
+        let mut at = 0;
+        while !is_same(MEMBERS[at].as_bytes(), name.as_bytes()) {
+            at += 1;
+        }
+        Member(at)
+    }
+}
+
+const fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// The [`Member`] of that name.
+macro_rules! member {
+    ($name:literal) => {
+        const { $crate::core::prompt::request::Member::named($name) }
+    };
+}
+pub(super) use member;
+
 /// Where the prompt is.
 #[derive(Copy, Clone)]
 pub(super) enum Prompt<'d> {
@@ -64,13 +95,13 @@ pub(super) enum Prompt<'d> {
 /// its defaults are spelled. `null`, `{}` and `[]` count as absent everywhere.
 struct Root {
     label: &'static str,
-    member: &'static str,
+    member: Member,
     inner: &'static str,
     defaults: &'static [&'static str],
 }
 
 const fn root(label: &'static str, member: &'static str) -> Root {
-    Root { label, member, inner: "", defaults: &[] }
+    Root { label, member: Member::named(member), inner: "", defaults: &[] }
 }
 
 const KWARGS: Root = root("template_kwargs", "chat_template_kwargs");
@@ -102,16 +133,21 @@ const COMPLETION_ROOTS: [Root; 4] = [
 ];
 const RESPONSES_ROOTS: [Root; 5] = [
     KWARGS,
-    Root { member: "reasoning", inner: "effort", ..EFFORT },
+    Root { member: member!("reasoning"), inner: "effort", ..EFFORT },
     PROCESSOR,
     MEDIA_IO,
-    Root { member: "truncation", defaults: &["disabled"], ..TRUNCATE },
+    Root { member: member!("truncation"), defaults: &["disabled"], ..TRUNCATE },
 ];
 const MESSAGES_ROOTS: [Root; 3] = [
     KWARGS,
-    Root { member: "output_config", inner: "effort", ..EFFORT },
+    Root { member: member!("output_config"), inner: "effort", ..EFFORT },
     // Only switching it off is rendered; the budget is kept by the engine.
-    Root { label: "thinking", member: "thinking", inner: "type", defaults: &["enabled", "adaptive"] },
+    Root {
+        label: "thinking",
+        member: member!("thinking"),
+        inner: "type",
+        defaults: &["enabled", "adaptive"],
+    },
 ];
 
 impl<'d> Request<'d> {
@@ -119,21 +155,19 @@ impl<'d> Request<'d> {
         Request { endpoint, members: root.members(MEMBERS) }
     }
 
-    /// A member of the outermost object, one of [`MEMBERS`].
-    pub fn get(&self, name: &str) -> Option<Value<'d>> {
-        let at = MEMBERS.iter().position(|member| *member == name);
-        debug_assert!(at.is_some(), "{name} is not looked up");
-        self.members[at?]
+    /// A member of the outermost object.
+    pub fn get(&self, Member(at): Member) -> Option<Value<'d>> {
+        self.members[at]
     }
 
     /// Finds the prompt, without reading it.
     pub fn prompt(&self) -> Result<Prompt<'d>, Opaque> {
         match self.endpoint {
             Endpoint::Completions => completions::find(self).map(Prompt::Plain),
-            Endpoint::Responses if self.get("previous_response_id").is_some() => Err(Opaque::Stored),
-            Endpoint::Responses => self.get("input").map(Prompt::Chat).ok_or(Opaque::Shape),
+            Endpoint::Responses if self.get(member!("previous_response_id")).is_some() => Err(Opaque::Stored),
+            Endpoint::Responses => self.get(member!("input")).map(Prompt::Chat).ok_or(Opaque::Shape),
             Endpoint::Chat | Endpoint::Messages => {
-                self.get("messages").map(Prompt::Chat).ok_or(Opaque::Shape)
+                self.get(member!("messages")).map(Prompt::Chat).ok_or(Opaque::Shape)
             }
         }
     }
@@ -174,31 +208,37 @@ impl<'d> Request<'d> {
     }
 
     pub fn model(&self) -> String {
-        let text = self.get("model").and_then(Value::text);
+        let text = self.get(member!("model")).and_then(Value::text);
         text.map_or_else(String::new, |text| text.display(MOST_MODEL_BYTES))
     }
 
     pub fn streams(&self) -> bool {
-        self.get("stream").is_some_and(Value::is_true)
+        self.get(member!("stream")).is_some_and(Value::is_true)
     }
 
     pub fn includes_usage(&self) -> bool {
-        let asked = self.get("stream_options").and_then(|options| options.members(["include_usage"])[0]);
+        let asked =
+            self.get(member!("stream_options")).and_then(|options| options.members(["include_usage"])[0]);
         let always = matches!(self.endpoint, Endpoint::Responses | Endpoint::Messages);
         always || asked.is_some_and(Value::is_true)
     }
 
     pub fn max_tokens(&self) -> Option<u64> {
-        let number = |name| self.get(name)?.number()?.parse().ok();
+        let number = |member| self.get(member)?.number()?.parse().ok();
         match self.endpoint {
-            Endpoint::Chat => number("max_completion_tokens").or_else(|| number("max_tokens")),
-            Endpoint::Completions => number("max_tokens").or(Some(16)),
-            Endpoint::Responses => number("max_output_tokens"),
-            Endpoint::Messages => number("max_tokens"),
+            Endpoint::Chat => {
+                number(member!("max_completion_tokens")).or_else(|| number(member!("max_tokens")))
+            }
+            Endpoint::Completions => number(member!("max_tokens")).or(Some(16)),
+            Endpoint::Responses => number(member!("max_output_tokens")),
+            Endpoint::Messages => number(member!("max_tokens")),
         }
     }
 
     pub fn priority(&self) -> i64 {
-        self.get("priority").and_then(Value::number).and_then(|number| number.parse().ok()).unwrap_or(0)
+        self.get(member!("priority"))
+            .and_then(Value::number)
+            .and_then(|number| number.parse().ok())
+            .unwrap_or(0)
     }
 }

@@ -4,12 +4,12 @@ use crate::core::prompt::Opaque;
 use crate::core::prompt::canon::{CALL_ID, CALLS, Canon, MESSAGE, REASONING, Sink, TOOLS, UNKNOWN};
 use crate::core::prompt::chat::{unless_empty, write_content, write_message};
 use crate::core::prompt::json::Value;
-use crate::core::prompt::request::Request;
+use crate::core::prompt::request::{Request, member};
 
 pub(super) fn write<S: Sink>(request: &Request, input: Value, canon: &mut Canon<S>) -> Result<(), Opaque> {
-    canon.tagged(TOOLS, unless_empty(request.get("tools")));
-    canon.tagged(UNKNOWN, unless_empty(request.get("previous_input_messages")));
-    if let Some(instructions) = request.get("instructions").filter(|text| !text.is("")) {
+    canon.tagged(TOOLS, unless_empty(request.get(member!("tools"))));
+    canon.tagged(UNKNOWN, unless_empty(request.get(member!("previous_input_messages"))));
+    if let Some(instructions) = request.get(member!("instructions")).filter(|text| !text.is("")) {
         write_said("system", instructions, canon)?;
     }
     if input.text().is_some() {
