@@ -31,17 +31,14 @@ impl Contender {
         Contender { name: "direct", address: worker, process: None }
     }
 
-    /// warmroute in `kv`, on these CPUs alone if some are named.
-    pub fn on(cpus: Option<&str>, workers: &[SocketAddr], directory: &Path) -> Contender {
-        let place = directory.join(cpus.unwrap_or("all"));
+    /// One of [`known`] with a thread of work for each of these CPUs, and on those alone; `None` if it is not installed.
+    pub fn on(name: &str, cpus: &[&str], workers: &[SocketAddr], directory: &Path) -> Option<Contender> {
+        let (name, program, prepare) = known().into_iter().find(|known| known.0 == name)?;
+        let place = directory.join(format!("{}-{}", name.replace(' ', "-"), cpus.len()));
         std::fs::create_dir_all(&place).unwrap();
-        let program = env!("CARGO_BIN_EXE_warmroute");
-        let mut command = Command::new(if cpus.is_some() { "taskset" } else { program });
-        if let Some(cpus) = cpus {
-            command.args(["-c", cpus, program]);
-        }
-        let prepare: Prepare = |port, workers, to| warmroute(port, workers, to, "kv");
-        Contender::start("warmroute kv", command, prepare, workers, &place).expect("taskset, of util-linux")
+        let mut command = Command::new("taskset");
+        command.args(["-c", &cpus.join(","), &program]);
+        Contender::start(name, command, prepare, cpus.len(), workers, &place)
     }
 
     /// `None` if its program is not installed.
@@ -49,11 +46,12 @@ impl Contender {
         name: &'static str,
         mut program: Command,
         prepare: Prepare,
+        threads: usize,
         workers: &[SocketAddr],
         place: &Path,
     ) -> Option<Contender> {
         let port = free_port();
-        let (config, arguments) = prepare(port, workers, place);
+        let (config, arguments) = prepare(port, threads, workers, place);
         std::fs::write(place.join("config"), config).unwrap();
         let output = std::fs::File::create(place.join("output")).unwrap();
         let started = program
@@ -75,15 +73,14 @@ impl Contender {
         assert!(set.is_ok_and(|set| set.success()), "taskset, of util-linux");
     }
 
-    /// Seconds of CPU of all threads so far.
+    /// Seconds of CPU so far, of all threads and of the processes that it has started.
     pub fn cpu_seconds(&self) -> f64 {
         let Some(process) = &self.process else { return 0.0 };
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().flatten();
-        let nanoseconds = tasks.filter_map(|task| {
-            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split(' ').next()?.parse::<f64>().ok()
-        });
-        nanoseconds.sum::<f64>() / 1e9
+        let pid = process.id();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let children = children.split_whitespace().map(str::to_owned);
+        children.chain([pid.to_string()]).map(|pid| seconds_of(&pid)).sum()
     }
 
     /// Resident memory in MiB.
@@ -97,28 +94,41 @@ impl Contender {
     }
 }
 
-/// The config for a proxy at that port before these workers, with its files in that directory; and its arguments.
-type Prepare = fn(u16, &[SocketAddr], &Path) -> (String, Vec<String>);
+fn seconds_of(pid: &str) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let nanoseconds = tasks.filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    });
+    nanoseconds.sum::<f64>() / 1e9
+}
 
-/// Starts everybody that is installed; says who is not.
-pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
+/// The config for a proxy at that port with so many threads of work before these workers, with its files in that directory; and its
+/// arguments.
+type Prepare = fn(u16, usize, &[SocketAddr], &Path) -> (String, Vec<String>);
+
+/// Names, programs and how to start them.
+fn known() -> [(&'static str, String, Prepare); 5] {
     let envoy = std::env::var("ENVOY").unwrap_or_else(|_| "envoy".to_owned());
-    let mut all = vec![Contender::direct(workers[0])];
-    let known: [(&'static str, String, Prepare); 5] = [
+    let warmroute = env!("CARGO_BIN_EXE_warmroute").to_owned();
+    [
         ("nginx", "nginx".to_owned(), nginx),
         ("haproxy", "haproxy".to_owned(), haproxy),
         ("envoy", envoy, envoy_config),
-        ("warmroute random", env!("CARGO_BIN_EXE_warmroute").to_owned(), |port, workers, to| {
-            warmroute(port, workers, to, "random")
+        ("warmroute random", warmroute.clone(), |port, _, workers, to| {
+            warmroute_config(port, workers, to, "random")
         }),
-        ("warmroute kv", env!("CARGO_BIN_EXE_warmroute").to_owned(), |port, workers, to| {
-            warmroute(port, workers, to, "kv")
-        }),
-    ];
-    for (name, program, prepare) in known {
+        ("warmroute kv", warmroute, |port, _, workers, to| warmroute_config(port, workers, to, "kv")),
+    ]
+}
+
+/// Starts everybody that is installed, with a thread of work for each CPU that the bench may use; says who is not.
+pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
+    let mut all = vec![Contender::direct(workers[0])];
+    for (name, program, prepare) in known() {
         let place = directory.join(name.replace(' ', "-"));
         std::fs::create_dir_all(&place).unwrap();
-        match Contender::start(name, Command::new(&program), prepare, workers, &place) {
+        match Contender::start(name, Command::new(&program), prepare, threads(), workers, &place) {
             Some(contender) => all.push(contender),
             None => println!("{name} is not installed and left out"),
         }
@@ -126,7 +136,7 @@ pub fn start_all(workers: &[SocketAddr], directory: &Path) -> Vec<Contender> {
     all
 }
 
-/// Threads of work a proxy; warmroute has one for each CPU that it may use.
+/// CPUs that the bench may use.
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -151,12 +161,11 @@ fn file(place: &Path) -> String {
     place.join("config").display().to_string()
 }
 
-fn nginx(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+fn nginx(port: u16, threads: usize, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
     let mut servers = String::new();
     workers.iter().for_each(|worker| writeln!(servers, "server {worker};").unwrap());
     let at = |name: &str| place.join(name).display().to_string();
     let (pid, log) = (at("pid"), at("error.log"));
-    let threads = threads();
     let master = if threads > 1 { "on" } else { "off" };
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", at(kind)))
@@ -172,21 +181,20 @@ fn nginx(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String
     (config, vec!["-p".into(), place.display().to_string(), "-e".into(), log, "-c".into(), file(place)])
 }
 
-fn haproxy(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+fn haproxy(port: u16, threads: usize, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
     let mut servers = String::new();
     for (at, worker) in workers.iter().enumerate() {
         writeln!(servers, "  server w{at} {worker}").unwrap();
     }
     let config = format!(
-        "global\n  nbthread {}\n  maxconn 4096\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
+        "global\n  nbthread {threads}\n  maxconn 4096\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n\
          frontend front\n  bind 127.0.0.1:{port}\n  default_backend workers\n\
-         backend workers\n  balance roundrobin\n  http-reuse always\n{servers}",
-        threads()
+         backend workers\n  balance roundrobin\n  http-reuse always\n{servers}"
     );
     (config, vec!["-db".into(), "-f".into(), file(place)])
 }
 
-fn envoy_config(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
+fn envoy_config(port: u16, threads: usize, workers: &[SocketAddr], place: &Path) -> (String, Vec<String>) {
     let endpoint = |worker: &SocketAddr| {
         format!(
             "{{endpoint: {{address: {{socket_address: {{address: {}, port_value: {}}}}}}}}}",
@@ -227,14 +235,14 @@ fn envoy_config(port: u16, workers: &[SocketAddr], place: &Path) -> (String, Vec
     );
     let yaml: PathBuf = place.join("config.yaml");
     std::fs::write(&yaml, &config).unwrap();
-    let threads = threads().to_string();
+    let threads = threads.to_string();
     let arguments = ["--concurrency", &threads, "--log-level", "warn", "--base-id", "77", "-c"];
     let arguments = arguments.map(str::to_owned).into_iter();
     (config, arguments.chain([yaml.display().to_string()]).collect())
 }
 
-/// With everything on, as by default.
-fn warmroute(port: u16, workers: &[SocketAddr], place: &Path, mode: &str) -> (String, Vec<String>) {
+/// With everything on, as by default, and so a thread for each CPU that it may use.
+fn warmroute_config(port: u16, workers: &[SocketAddr], place: &Path, mode: &str) -> (String, Vec<String>) {
     let mut config =
         format!("listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:0\nmode: {mode}\nworkers:\n  static:\n");
     workers.iter().for_each(|worker| writeln!(config, "    - url: http://{worker}").unwrap());

@@ -236,42 +236,54 @@ fn memory(contenders: &[Contender], idle: &[f64]) {
 
 /// What a second core is worth: client, workers and a proxy of one thread together on one CPU, and of two threads on two, in turns.
 fn second_core(workers: &[SocketAddr], directory: &Path, rounds: usize, seconds: u64) {
-    let two = Contender::on(None, workers, directory);
-    let one = Contender::on(Some("0"), workers, directory);
     let this = Contender::direct(workers[0]);
+    let start = |name, cpus: &[&str]| Contender::on(name, cpus, workers, directory);
+    let pairs: Vec<[Contender; 2]> = ["nginx", "warmroute kv"]
+        .into_iter()
+        .filter_map(|name| Some([start(name, &["0"])?, start(name, &["0", "1"])?]))
+        .collect();
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header([
-        "warmroute kv",
-        "requests/s on one CPU",
+        "a second core",
+        "",
+        "requests/s on one",
         "on two",
         "x",
+        "x nginx's on two",
         "CPU us a request on one",
         "on two",
     ]);
-    for shape in SHAPES.iter().filter(|shape| !shape.closes) {
+    for shape in &SHAPES {
         let lua = directory.join("client.lua");
         std::fs::write(&lua, script(shape)).unwrap();
-        let (mut on_one, mut on_two) = (Vec::new(), Vec::new());
+        let mut runs: Vec<[Vec<Run>; 2]> = pairs.iter().map(|_| Default::default()).collect();
         for round in 0..=rounds {
-            this.run_on("0");
-            let first = run(&one, &lua, CONNECTIONS, seconds);
-            this.run_on("0,1");
-            let second = run(&two, &lua, 2 * CONNECTIONS, seconds);
-            if round > 0 {
-                on_one.push(first);
-                on_two.push(second);
+            for (runs, [one, two]) in runs.iter_mut().zip(&pairs) {
+                this.run_on("0");
+                let on_one = run(one, &lua, CONNECTIONS, seconds);
+                this.run_on("0,1");
+                let on_two = run(two, &lua, 2 * CONNECTIONS, seconds);
+                if round > 0 {
+                    runs[0].push(on_one);
+                    runs[1].push(on_two);
+                }
             }
         }
         let of = |runs: &[Run], figure: fn(&Run) -> f64| median(runs.iter().map(figure).collect());
-        table.add_row([
-            shape.name.to_owned(),
-            format!("{:.0}", of(&on_one, |run| run.requests_per_s)),
-            format!("{:.0}", of(&on_two, |run| run.requests_per_s)),
-            format!("{:.2}", ratio(&on_two, &on_one, |run| run.requests_per_s)),
-            format!("{:.1}", of(&on_one, |run| run.cpu_us)),
-            format!("{:.1}", of(&on_two, |run| run.cpu_us)),
-        ]);
+        let speed = |run: &Run| run.requests_per_s;
+        for ([on_one, on_two], [contender, _]) in runs.iter().zip(&pairs) {
+            table.add_row([
+                shape.name.to_owned(),
+                contender.name.to_owned(),
+                format!("{:.0}", of(on_one, speed)),
+                format!("{:.0}", of(on_two, speed)),
+                format!("{:.2}", ratio(on_two, on_one, speed)),
+                format!("{:.2}", ratio(on_two, &runs[0][1], speed)),
+                format!("{:.1}", of(on_one, |run| run.cpu_us)),
+                format!("{:.1}", of(on_two, |run| run.cpu_us)),
+            ]);
+        }
     }
     println!("\n{table}");
 }
