@@ -168,7 +168,7 @@ impl ChainBuilder {
     /// Chains the full blocks of at most one batch.
     fn absorb(&mut self, blocks: &[u8]) {
         for digest in self.digester.digest(blocks).iter().take(blocks.len() / self.digester.block_bytes) {
-            self.state = self.state.times(self.multiplier).plus(Field::halves_of(digest).0);
+            self.state = self.state.times_plus(self.multiplier, Field::halves_of(digest).0);
             // A hash covers all before it, so the last unit's stands for a wide block.
             if Widths::GROWING.ends_at(self.units) {
                 self.hashes.push(self.state.hash());
@@ -261,23 +261,24 @@ impl Field {
         (half(0), half(1))
     }
 
-    /// 2^127 is 1 here, so the top bit comes in again at the bottom.
+    /// 2^127 is 1 here, so the top bit comes in again at the bottom: the same number, at most 2^127.
+    fn folded(number: u128) -> u128 {
+        (number & Field::MODULUS) + (number >> 127)
+    }
+
     fn reduced(number: u128) -> Field {
-        let folded = (number & Field::MODULUS) + (number >> 127);
+        let folded = Field::folded(number);
         Field(if folded >= Field::MODULUS { folded - Field::MODULUS } else { folded })
     }
 
-    fn plus(self, other: Field) -> Field {
-        Field::reduced(self.0 + other.0)
-    }
-
-    fn times(self, other: Field) -> Field {
+    /// No sum in it reaches 2^128: both factors and the addend are below 2^127 - 1, and `high`, their product over 2^128, below 2^126.
+    fn times_plus(self, other: Field, addend: Field) -> Field {
         let (a, b) = (self.halves(), other.halves());
-        // Both are below 2^127, so the middle sum fits.
         let middle = a.0 * b.1 + a.1 * b.0;
         let (low, carried) = (a.1 * b.1).overflowing_add(middle << 64);
         let high = a.0 * b.0 + (middle >> 64) + u128::from(carried);
-        Field::reduced(low).plus(Field::reduced(high << 1))
+        let product = Field::folded(Field::folded(low) + (high << 1));
+        Field::reduced(product + addend.0)
     }
 
     fn halves(self) -> (u128, u128) {
@@ -384,13 +385,19 @@ mod tests {
 
     #[test]
     fn field_arithmetic_holds_at_its_edges() {
+        let [zero, one, two] = [0, 1, 2].map(Field);
         let top = Field(Field::MODULUS - 1); // is -1
-        assert_eq!(top.times(top), Field(1));
-        assert_eq!(top.plus(Field(1)), Field(0));
-        assert_eq!(Field::reduced(u128::MAX), Field(1), "2^128 - 1 is 2 * 2^127 - 1");
-        assert_eq!(Field::reduced(Field::MODULUS), Field(0));
-        assert_eq!(Field(1 << 126).times(Field(2)), Field(1));
-        assert_eq!(Field(1 << 64).times(Field(1 << 64)), Field(2));
+        assert_eq!(top.times_plus(top, zero), one);
+        assert_eq!(top.times_plus(top, top), zero);
+        assert_eq!(top.times_plus(one, one), zero);
+        assert_eq!(top.times_plus(one, top), Field(Field::MODULUS - 2));
+        assert_eq!(Field::reduced(u128::MAX), one, "2^128 - 1 is 2 * 2^127 - 1");
+        assert_eq!(Field::reduced(Field::MODULUS), zero);
+        assert_eq!(Field(1 << 126).times_plus(two, zero), one);
+        assert_eq!(Field(1 << 126).times_plus(two, top), zero);
+        assert_eq!(Field(1 << 64).times_plus(Field(1 << 64), zero), two);
+        let low = Field(u128::from(u64::MAX));
+        assert_eq!(low.times_plus(low, zero), Field::reduced(low.0 * low.0));
     }
 
     proptest! {

@@ -32,17 +32,28 @@ impl Hasher for AsIs {
     }
 }
 
-/// A set of worker slots. Nearly all blocks have one holder, which needs no allocation.
+/// A set of worker slots, never empty. Nearly all blocks have few holders, which need no allocation.
 #[derive(Clone, Debug)]
 enum Holders {
-    One(u32),
+    /// The first `count` of `who`, in no order.
+    Few {
+        count: u8,
+        who: [u32; FEW],
+    },
     Many(Box<Members>),
 }
+
+/// As many as there is room for beside a pointer's.
+const FEW: usize = 3;
+/// `Many` become a few again only here, so that one who comes and goes moves nothing.
+const FEW_AGAIN: usize = 2;
+
+const _: () = assert!(size_of::<Holders>() == 2 * size_of::<u64>());
 
 #[derive(Clone, Debug, Default)]
 struct Members {
     count: usize,
-    bits: Vec<u64>,
+    bits: SmallVec<[u64; 2]>,
 }
 
 impl Members {
@@ -74,34 +85,43 @@ impl Members {
 }
 
 impl Holders {
+    fn one(worker: u32) -> Holders {
+        Holders::Few { count: 1, who: [worker; FEW] }
+    }
+
     fn count(&self) -> usize {
         match self {
-            Holders::One(_) => 1,
+            Holders::Few { count, .. } => usize::from(*count),
             Holders::Many(members) => members.count,
         }
     }
 
     fn has(&self, worker: u32) -> bool {
         match self {
-            Holders::One(one) => *one == worker,
+            Holders::Few { count, who } => who[..usize::from(*count)].contains(&worker),
             Holders::Many(members) => members.has(worker),
         }
     }
 
     fn all(&self) -> SmallVec<[u32; 16]> {
         match self {
-            Holders::One(one) => smallvec![*one],
+            Holders::Few { count, who } => SmallVec::from_slice(&who[..usize::from(*count)]),
             Holders::Many(members) => members.iter().collect(),
         }
     }
 
     fn add(&mut self, worker: u32) {
+        if self.has(worker) {
+            return;
+        }
         match self {
-            Holders::One(one) if *one == worker => {}
-            Holders::One(one) => {
+            Holders::Few { count, who } if usize::from(*count) < FEW => {
+                who[usize::from(*count)] = worker;
+                *count += 1;
+            }
+            Holders::Few { who, .. } => {
                 let mut members = Members::default();
-                members.set(*one, true);
-                members.set(worker, true);
+                who.iter().chain([&worker]).for_each(|who| members.set(*who, true));
                 *self = Holders::Many(Box::new(members));
             }
             Holders::Many(members) => members.set(worker, true),
@@ -111,15 +131,22 @@ impl Holders {
     /// Answers whether nobody is left.
     fn remove(&mut self, worker: u32) -> bool {
         match self {
-            Holders::One(one) => *one == worker,
+            Holders::Few { count, who } => {
+                let Some(at) = who[..usize::from(*count)].iter().position(|who| *who == worker) else {
+                    return false;
+                };
+                *count -= 1;
+                who[at] = who[usize::from(*count)];
+                *count == 0
+            }
             Holders::Many(members) => {
                 members.set(worker, false);
-                if members.count == 1 {
-                    let last = members.iter().next();
-                    *self = last.map_or(Holders::One(worker), Holders::One);
-                    return false;
+                if members.count == FEW_AGAIN {
+                    let mut who = [0; FEW];
+                    members.iter().zip(&mut who).for_each(|(member, who)| *who = member);
+                    *self = Holders::Few { count: FEW_AGAIN as u8, who };
                 }
-                members.count == 0
+                false
             }
         }
     }
@@ -157,7 +184,7 @@ impl Index {
                 match shard.get_mut(hash.0, |(key, _)| *key == hash) {
                     Some((_, holders)) => holders.get_mut().add(worker.0),
                     None => {
-                        let entry = (hash, SharedValue::new(Holders::One(worker.0)));
+                        let entry = (hash, SharedValue::new(Holders::one(worker.0)));
                         shard.insert(hash.0, entry, |(key, _)| key.0);
                     }
                 }

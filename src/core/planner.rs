@@ -164,6 +164,9 @@ impl Planner {
         let Some(slot) = self.slot(worker) else { return };
         let mut trust = slot.trust.lock();
         slot.foreign_share.set(share);
+        if share > 0.0 {
+            self.common.saw_others();
+        }
         trust.set_foreign(share * (1.0 - self.common.homes.share()));
         self.resize(&slot, &trust);
     }

@@ -125,6 +125,8 @@ pub(super) struct Common {
     decode_seconds: Number,
     traffic: Mutex<Traffic>,
     pub(super) homes: Homes,
+    /// Others have been seen to use a worker too.
+    others: AtomicBool,
 }
 
 impl Default for Common {
@@ -136,6 +138,7 @@ impl Default for Common {
             decode_seconds: Number::new(0.0),
             traffic: Mutex::default(),
             homes: Homes::default(),
+            others: AtomicBool::new(false),
         }
     }
 }
@@ -171,6 +174,15 @@ impl Common {
 
     pub(super) fn set_decode_seconds(&self, seconds: f64) {
         self.decode_seconds.set(seconds);
+    }
+
+    /// Whether any worker has ever been used by others too.
+    pub(super) fn has_others(&self) -> bool {
+        self.others.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn saw_others(&self) {
+        self.others.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn traffic(&self) -> Traffic {

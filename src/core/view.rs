@@ -26,15 +26,22 @@ const MAX_DISPLACEMENTS: usize = 64;
 pub(super) struct View<'a> {
     ask: &'a Ask,
     fleet: &'a Fleet,
+    /// As of the last look at their loads.
     pub(super) candidates: Vec<Candidate>,
     /// In the order of the candidates.
     looks: Vec<Look<'a>>,
     /// Blocks that every eligible worker holds.
     common: usize,
+    /// Blocks that whoever holds the most of the prompt does.
+    deepest: usize,
+    home: Option<WorkerId>,
+    /// The shortest queue, in seconds.
+    shortest: f64,
 }
 
 /// What is not part of a candidate's price.
 struct Look<'a> {
+    worker: WorkerId,
     slot: &'a Arc<Slot>,
     /// Blocks of the prompt, from its first on, that it is believed to hold.
     depth: usize,
@@ -59,26 +66,16 @@ impl<'a> View<'a> {
         let mut looks = Vec::with_capacity(eligible.len());
         looks.extend(eligible.iter().filter_map(|worker| {
             let slot = fleet.get(worker.index())?.as_ref()?;
-            Some(Look { slot, depth: by_slot[worker.index()], seen: 0 })
+            Some(Look { worker: *worker, slot, depth: by_slot[worker.index()], seen: 0 })
         }));
         let common = looks.iter().map(|look| look.depth).min()?;
         if looks.len() > planner.settings.most_priced {
             leave_some(&mut looks, planner.settings.most_priced, random);
         }
-        let home = home(ask, &looks);
-        let candidates = looks.iter().map(|Look { slot, depth, .. }| {
-            let believed = slot.credit.get() * cached_tokens(ask, *depth, slot.engine_block_tokens());
-            let at_home = home == Some(slot.id);
-            let share = if at_home { planner.common.homes.share() } else { 0.0 };
-            let assumed = share * (ask.prompt_tokens - believed).max(0.0);
-            let cached = believed + assumed;
-            let uncached = (ask.prompt_tokens - cached).max(0.0);
-            Candidate {
-                worker: slot.id,
-                terms: Terms { cached, assumed, at_home, uncached, ..Terms::default() },
-            }
-        });
-        Some(View { ask, fleet, candidates: candidates.collect(), looks, common })
+        let deepest = looks.iter().map(|look| look.depth).max().unwrap_or(0);
+        let home = if planner.common.has_others() { home(ask, &looks) } else { None };
+        let candidates = Vec::with_capacity(looks.len());
+        Some(View { ask, fleet, candidates, looks, common, deepest, home, shortest: f64::INFINITY })
     }
 
     /// The terms of the worker that was decided for.
@@ -116,18 +113,27 @@ impl<'a> View<'a> {
     /// What the workers have to do; also undoes what a look before this one found.
     fn add_loads(&mut self, planner: &Planner, now: Time) {
         let typical = planner.common.typical_speed();
-        let mut least_recent = f64::INFINITY;
-        for (candidate, look) in self.candidates.iter_mut().zip(&mut self.looks) {
-            let Terms { cached, assumed, at_home, uncached, .. } = candidate.terms;
+        let at_homes = planner.common.homes.share();
+        let (mut least_recent, mut shortest) = (f64::INFINITY, f64::INFINITY);
+        self.candidates.clear();
+        for look in &mut self.looks {
+            let at_home = self.home == Some(look.worker);
+            let believed = look.believed_tokens(self.ask);
+            let assumed = if at_home { at_homes * (self.ask.prompt_tokens - believed).max(0.0) } else { 0.0 };
+            let cached = believed + assumed;
+            let uncached = (self.ask.prompt_tokens - cached).max(0.0);
             let (load, speed) = look.slot.snapshot_at(now, typical);
             let speed = speed.unwrap_or(typical);
             let queue = load.queue(now, speed) + load.foreign(now);
             let (open, recent) = (load.open(), load.recent(now));
             look.seen = load.requests();
             least_recent = least_recent.min(recent);
-            candidate.terms =
+            shortest = shortest.min(queue / speed);
+            let terms =
                 Terms { cached, assumed, at_home, uncached, speed, queue, open, recent, ..Terms::default() };
+            self.candidates.push(Candidate { worker: look.worker, terms });
         }
+        self.shortest = shortest;
         let price = &planner.settings.price;
         for candidate in &mut self.candidates {
             let terms = &mut candidate.terms;
@@ -139,20 +145,17 @@ impl<'a> View<'a> {
     /// that could still win without it.
     fn cheapest(&mut self, planner: &Planner, era: u16, random: u64) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
-        let queue_seconds = |candidate: &Candidate| candidate.terms.queue / candidate.terms.speed;
-        let shortest = self.candidates.iter().map(queue_seconds).fold(f64::INFINITY, f64::min);
-        let crowding = price.crowding(shortest);
+        let crowding = price.crowding(self.shortest);
         for candidate in &mut self.candidates {
             candidate.terms.seconds = price.seconds(&candidate.terms, crowding);
         }
-        let all = 0..self.candidates.len();
-        let mut best = all.clone().min_by(|&a, &b| self.compare(a, b, random)).unwrap_or(0);
+        let mut best = self.cheapest_but(None, random).unwrap_or(0);
         self.look_into(best, planner, era, crowding);
         let first = best;
         let mut left = MAX_DISPLACEMENTS;
         // Where more could win than are looked at, chance says who is: else low slots would be favoured.
-        let offset = (random % all.len() as u64) as usize;
-        for at in all.clone().map(|at| (at + offset) % all.len()) {
+        let offset = (random % self.candidates.len() as u64) as usize;
+        for at in (offset..self.candidates.len()).chain(0..offset) {
             if at == first || self.candidates[at].terms.seconds > self.candidates[best].terms.seconds {
                 continue;
             }
@@ -165,13 +168,27 @@ impl<'a> View<'a> {
                 best = at;
             }
         }
-        (best, all.filter(|&at| at != best).min_by(|&a, &b| self.compare(a, b, random)))
+        (best, self.cheapest_but(Some(best), random))
+    }
+
+    fn cheapest_but(&self, but: Option<usize>, random: u64) -> Option<usize> {
+        let mut best: Option<usize> = None;
+        for (at, candidate) in self.candidates.iter().enumerate() {
+            let dearer = |best: usize| candidate.terms.seconds > self.candidates[best].terms.seconds;
+            if Some(at) == but || best.is_some_and(dearer) {
+                continue;
+            }
+            if best.is_none_or(|best| self.compare(at, best, random).is_lt()) {
+                best = Some(at);
+            }
+        }
+        best
     }
 
     /// A prefix that draws more than their share of all requests to the workers that hold it gets another copy. Without that, a
     /// system prompt that all traffic starts with keeps all traffic on the worker that met it first, as long as it is fast enough.
     fn add_popular(&mut self, planner: &Planner, traffic: Traffic) {
-        let depth = self.deepest();
+        let depth = self.deepest;
         if depth == self.common {
             return;
         }
@@ -208,7 +225,7 @@ impl<'a> View<'a> {
     /// A prefix that lives on slow workers alone moves to a faster one, if nothing that is shared has to go for it there, once the
     /// seconds that as many requests as used it of late would save are worth the prefill: this request does not bear its cost.
     fn add_moves(&mut self, era: u16) {
-        let depth = self.deepest();
+        let depth = self.deepest;
         if depth == self.common {
             return;
         }
@@ -260,18 +277,13 @@ impl<'a> View<'a> {
         by_price.then(by_place).then_with(|| self.rank(a, random).cmp(&self.rank(b, random)))
     }
 
-    /// Blocks that whoever holds the most of the prompt does.
-    fn deepest(&self) -> usize {
-        self.looks.iter().map(|look| look.depth).max().unwrap_or(0)
-    }
-
     fn rank(&self, at: usize, random: u64) -> u64 {
         let prefix = self.ask.chain.hashes.get(self.common).or(self.ask.chain.hashes.last());
         mix(self.looks[at].slot.spec.key ^ prefix.map_or(random, |hash| hash.0))
     }
 
     fn reason(&self, policy: Policy, pick: usize) -> Reason {
-        let most = self.deepest();
+        let most = self.deepest;
         match policy {
             Policy::Random => Reason::Random,
             Policy::Kv if self.looks.len() == 1 => Reason::Only,
@@ -284,6 +296,17 @@ impl<'a> View<'a> {
             Policy::Kv if most == 0 => Reason::Cold,
             Policy::Kv if self.looks[pick].depth == most => Reason::Warm,
             Policy::Kv => Reason::Spill,
+        }
+    }
+}
+
+impl Look<'_> {
+    /// Tokens of the prompt that are believed cached there, as far as its beliefs can be trusted. Where nothing is, as on most of a large
+    /// fleet, no memory of the worker is touched for it.
+    fn believed_tokens(&self, ask: &Ask) -> f64 {
+        match self.depth {
+            0 => 0.0,
+            depth => self.slot.credit.get() * cached_tokens(ask, depth, self.slot.engine_block_tokens()),
         }
     }
 }
@@ -310,7 +333,7 @@ fn home(ask: &Ask, looks: &[Look]) -> Option<WorkerId> {
         return None;
     }
     let key = homes::key(ask)?;
-    looks.iter().max_by_key(|look| homes::rank(key, look.slot.spec.key)).map(|look| look.slot.id)
+    looks.iter().max_by_key(|look| homes::rank(key, look.slot.spec.key)).map(|look| look.worker)
 }
 
 /// What the engine will report as cached if it holds `depth` blocks of the prompt: whole engine blocks, and never the last

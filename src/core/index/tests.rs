@@ -21,7 +21,7 @@ proptest! {
     /// Workers hold whole prefixes, as their caches do; depths grow and shrink at random.
     #[test]
     fn agrees_with_asking_every_worker(
-        steps in proptest::collection::vec((0..200u32, 0..3u64, 0..70usize), 1..150),
+        steps in proptest::collection::vec((prop_oneof![0..6u32, 0..200u32], 0..3u64, 0..70usize), 1..150),
         lookups in proptest::collection::vec((0..3u64, 0..70usize), 1..20),
     ) {
         let index = Index::default();
