@@ -97,7 +97,7 @@ impl Snapshot {
 
     /// Seconds of work given in the last [`RECENT_SECONDS`], as a share of that time (fading, so it has no edge).
     pub fn recent(&self, now: Time) -> f64 {
-        if self.recent > 0.0 { self.recent * fade(now - self.recent_at) } else { 0.0 }
+        self.recent * fade(now - self.recent_at)
     }
 }
 

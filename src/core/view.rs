@@ -35,8 +35,6 @@ pub(super) struct View<'a> {
     /// Blocks that whoever holds the most of the prompt does.
     deepest: usize,
     home: Option<WorkerId>,
-    /// The shortest queue, in seconds.
-    shortest: f64,
 }
 
 /// What is not part of a candidate's price.
@@ -75,7 +73,7 @@ impl<'a> View<'a> {
         let deepest = looks.iter().map(|look| look.depth).max().unwrap_or(0);
         let home = if planner.common.has_others() { home(ask, &looks) } else { None };
         let candidates = Vec::with_capacity(looks.len());
-        Some(View { ask, fleet, candidates, looks, common, deepest, home, shortest: f64::INFINITY })
+        Some(View { ask, fleet, candidates, looks, common, deepest, home })
     }
 
     /// The terms of the worker that was decided for.
@@ -90,13 +88,13 @@ impl<'a> View<'a> {
 
     pub(super) fn decide(&mut self, planner: &Planner, policy: Policy, now: Time, random: u64) -> Decision {
         let traffic = planner.common.traffic();
-        self.add_loads(planner, now);
+        let shortest = self.add_loads(planner, now);
         let (pick, runner_up) = match policy {
             Policy::Random => ((random % self.looks.len() as u64) as usize, None),
             Policy::Kv => {
                 self.add_popular(planner, traffic);
                 self.add_moves(traffic.era());
-                self.cheapest(planner, traffic.era(), random)
+                self.cheapest(planner, shortest, traffic.era(), random)
             }
         };
         let chosen = &self.candidates[pick];
@@ -110,8 +108,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What the workers have to do; also undoes what a look before this one found.
-    fn add_loads(&mut self, planner: &Planner, now: Time) {
+    /// What the workers have to do; also undoes what a look before this one found. Answers the shortest queue, in seconds.
+    fn add_loads(&mut self, planner: &Planner, now: Time) -> f64 {
         let typical = planner.common.typical_speed();
         let at_homes = planner.common.homes.share();
         let (mut least_recent, mut shortest) = (f64::INFINITY, f64::INFINITY);
@@ -133,19 +131,25 @@ impl<'a> View<'a> {
                 Terms { cached, assumed, at_home, uncached, speed, queue, open, recent, ..Terms::default() };
             self.candidates.push(Candidate { worker: look.worker, terms });
         }
-        self.shortest = shortest;
         let price = &planner.settings.price;
         for candidate in &mut self.candidates {
             let terms = &mut candidate.terms;
             terms.recent = price.recent_tokens(terms.uncached, terms.recent, least_recent);
         }
+        shortest
     }
 
     /// The cheapest candidate and the next. Displacement needs a look into a worker's cache, so it is worked out only for those
     /// that could still win without it.
-    fn cheapest(&mut self, planner: &Planner, era: u16, random: u64) -> (usize, Option<usize>) {
+    fn cheapest(
+        &mut self,
+        planner: &Planner,
+        shortest: f64,
+        era: u16,
+        random: u64,
+    ) -> (usize, Option<usize>) {
         let price = &planner.settings.price;
-        let crowding = price.crowding(self.shortest);
+        let crowding = price.crowding(shortest);
         for candidate in &mut self.candidates {
             candidate.terms.seconds = price.seconds(&candidate.terms, crowding);
         }

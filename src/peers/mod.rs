@@ -176,10 +176,9 @@ impl Peers {
 
 /// In a cluster the pod's.
 fn host_name() -> String {
-    let system = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let name = system.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    let system = rustix::system::uname();
     let sound = |byte: &char| byte.is_ascii_alphanumeric() || "-_.".contains(*byte);
-    let name: String = name.trim().chars().filter(sound).take(LONGEST_HOST).collect();
+    let name: String = system.nodename().to_string_lossy().chars().filter(sound).take(LONGEST_HOST).collect();
     if name.is_empty() { "router".to_owned() } else { name }
 }
 
