@@ -1,6 +1,8 @@
 //! HTTP/1.1 as it is spoken with workers (RFC 9112), without its sockets: how a request's head is written, where an answer's head
 //! ends and what it says, and which bytes behind it are the body. Bytes go in as they come; nothing here waits.
 
+use std::iter;
+
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri, Version, response};
@@ -47,8 +49,21 @@ impl Outgoing {
         headers: &HeaderMap,
         body: Bytes,
     ) -> Outgoing {
+        Outgoing::with(method, target, host, headers, iter::empty(), body)
+    }
+
+    /// As well with the fields `added`, which are none that frame the request or say where it goes.
+    pub fn with<'a>(
+        method: &Method,
+        target: &Uri,
+        host: &HeaderValue,
+        headers: &'a HeaderMap,
+        added: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> + Clone,
+        body: Bytes,
+    ) -> Outgoing {
         let path = target.path_and_query().map_or("/", |path| path.as_str());
-        let fields: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+        let all = || headers.iter().chain(added.clone());
+        let fields: usize = all().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         let small = if body.len() <= SMALL_BODY { body.len() } else { 0 };
         let mut head = BytesMut::with_capacity(fields + path.len() + host.len() + small + 96);
         for part in [method.as_str(), " ", path, " HTTP/1.1\r\nhost: "] {
@@ -56,7 +71,7 @@ impl Outgoing {
         }
         head.extend_from_slice(host.as_bytes());
         head.extend_from_slice(b"\r\n");
-        for (name, value) in headers {
+        for (name, value) in all() {
             if name != header::HOST && name != header::CONTENT_LENGTH {
                 head.extend_from_slice(name.as_str().as_bytes());
                 head.extend_from_slice(b": ");

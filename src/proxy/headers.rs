@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use http::header::{self, Entry, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::response;
 use http::uri::PathAndQuery;
@@ -21,12 +21,19 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Says where an answer comes from and why (`explain.header`).
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
 
+const ADDED_NAMES: usize = 4;
+/// What a worker is told besides, where nobody has said it yet.
+static ADDED: [HeaderName; ADDED_NAMES] = [FORWARDED_FOR, FORWARDED_PROTO, FORWARDED_HOST, REQUEST_ID];
+
 /// A request's head as a worker gets it, but for the worker's own name.
 #[derive(Clone, Debug)]
 pub struct UpstreamHead {
     pub method: Method,
     pub target: Uri,
+    /// The client's. `Host` is still among them; it is never sent.
     pub headers: HeaderMap,
+    /// Of the names in [`ADDED`]. Apart, as a map of names would be searched for each, and grow.
+    added: [Option<HeaderValue>; ADDED_NAMES],
 }
 
 impl UpstreamHead {
@@ -53,10 +60,10 @@ impl UpstreamHead {
             }
             headers.remove(header::TRANSFER_ENCODING);
         }
-        let asked_host = match (uri.authority(), headers.remove(header::HOST)) {
+        let asked_host = match uri.authority() {
             // An absolute target names the host; it is never where the request is sent.
-            (Some(authority), _) => HeaderValue::try_from(authority.as_str()).ok(),
-            (None, host) => host,
+            Some(authority) => HeaderValue::try_from(authority.as_str()).ok(),
+            None => headers.get(header::HOST).cloned(),
         };
         let asked = version == Version::HTTP_11 && present.connection;
         let switch = if asked { asked_switch(&headers) } else { None };
@@ -70,15 +77,29 @@ impl UpstreamHead {
         if version == Version::HTTP_2 {
             join_cookies(&mut headers);
         }
-        forwarded.tell(&mut headers, asked_host);
-        if let Entry::Vacant(vacant) = headers.entry(REQUEST_ID) {
-            vacant.insert(made_id(random));
+        // What `Connection` named is no longer there.
+        let said = if present.connection { Present::of(&headers).added } else { present.added };
+        let [told_for, told_proto, told_host, told_id] = said;
+        if told_for {
+            forwarded.follow(&mut headers);
         }
-        Ok(UpstreamHead { method, target: Uri::from(path_of(uri)), headers })
+        let added = [
+            (!told_for).then(|| forwarded.address.clone()),
+            (!told_proto).then(|| forwarded.proto.clone()),
+            asked_host.filter(|_| !told_host),
+            (!told_id).then(|| made_id(random)),
+        ];
+        Ok(UpstreamHead { method, target: Uri::from(path_of(uri)), headers, added })
     }
 
     pub fn request_id(&self) -> Option<&HeaderValue> {
-        self.headers.get(REQUEST_ID)
+        let [.., id] = &self.added;
+        id.as_ref().or_else(|| self.headers.get(REQUEST_ID))
+    }
+
+    /// What is sent besides `headers`.
+    pub fn added(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> + Clone {
+        ADDED.iter().zip(&self.added).filter_map(|(name, value)| Some((name, value.as_ref()?)))
     }
 }
 
@@ -118,27 +139,16 @@ impl Forwarded {
         Forwarded { address, proto: HeaderValue::from_static(proto) }
     }
 
-    /// Says so. What an outer proxy has said stays.
-    fn tell(&self, headers: &mut HeaderMap, asked_host: Option<HeaderValue>) {
-        match headers.entry(FORWARDED_FOR) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(self.address.clone());
-            }
-            Entry::Occupied(mut before) => {
-                let mut chain = Vec::new();
-                for before in before.iter() {
-                    chain.extend_from_slice(before.as_bytes());
-                    chain.extend_from_slice(b", ");
-                }
-                chain.extend_from_slice(self.address.as_bytes());
-                if let Ok(chain) = HeaderValue::try_from(chain) {
-                    before.insert(chain);
-                }
-            }
+    /// Adds the client to those for whom an outer proxy says that it asks.
+    fn follow(&self, headers: &mut HeaderMap) {
+        let mut chain = Vec::new();
+        for before in headers.get_all(FORWARDED_FOR) {
+            chain.extend_from_slice(before.as_bytes());
+            chain.extend_from_slice(b", ");
         }
-        headers.entry(FORWARDED_PROTO).or_insert_with(|| self.proto.clone());
-        if let Some(host) = asked_host {
-            headers.entry(FORWARDED_HOST).or_insert(host);
+        chain.extend_from_slice(self.address.as_bytes());
+        if let Ok(chain) = HeaderValue::try_from(chain) {
+            headers.insert(FORWARDED_FOR, chain);
         }
     }
 }
@@ -220,6 +230,7 @@ struct Present {
     one_hop: [bool; ONE_HOP_NAMES],
     coding: bool,
     expect: bool,
+    added: [bool; ADDED_NAMES],
     /// Some name has more than one line.
     repeated: bool,
 }
@@ -233,6 +244,9 @@ impl Present {
             present.expect |= name == header::EXPECT;
             for (present, of_one_hop) in present.one_hop.iter_mut().zip(&ONE_HOP) {
                 *present |= name == of_one_hop;
+            }
+            for (present, added) in present.added.iter_mut().zip(&ADDED) {
+                *present |= name == added;
             }
         }
         present
@@ -279,6 +293,15 @@ mod tests {
         UpstreamHead::of(parts("POST", uri, headers), &client(), 7).unwrap()
     }
 
+    /// All that is sent with it.
+    fn sent(mut head: UpstreamHead) -> HeaderMap {
+        let added: Vec<_> = head.added().map(|(name, value)| (name.clone(), value.clone())).collect();
+        assert!(added.iter().all(|(name, _)| !head.headers.contains_key(name)), "said twice");
+        head.headers.remove(header::HOST);
+        head.headers.extend(added);
+        head.headers
+    }
+
     fn client() -> Forwarded {
         Forwarded::new("10.1.2.3:4567".parse().unwrap(), "http")
     }
@@ -320,7 +343,8 @@ mod tests {
                 ("authorization", "Bearer k"),
             ],
         );
-        let mut names: Vec<_> = head.headers.keys().map(HeaderName::as_str).collect();
+        let sent = sent(head);
+        let mut names: Vec<_> = sent.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -333,9 +357,9 @@ mod tests {
                 "x-request-id"
             ]
         );
-        assert_eq!(head.headers["x-forwarded-for"], "10.1.2.3");
-        assert_eq!(head.headers["x-forwarded-host"], "front.example");
-        assert_eq!(head.headers["x-request-id"], "00000000000000000000000000000007");
+        assert_eq!(sent["x-forwarded-for"], "10.1.2.3");
+        assert_eq!(sent["x-forwarded-host"], "front.example");
+        assert_eq!(sent["x-request-id"], "00000000000000000000000000000007");
     }
 
     #[test]
@@ -351,10 +375,31 @@ mod tests {
                 ("host", "inner"),
             ],
         );
-        assert_eq!(head.headers["x-forwarded-for"], "192.0.2.1, 192.0.2.2, 10.1.2.3");
-        assert_eq!(head.headers["x-forwarded-proto"], "https");
-        assert_eq!(head.headers["x-forwarded-host"], "api.example");
         assert_eq!(head.request_id().unwrap(), "mine");
+        let sent = sent(head);
+        assert_eq!(sent["x-forwarded-for"], "192.0.2.1, 192.0.2.2, 10.1.2.3");
+        assert_eq!(sent["x-forwarded-proto"], "https");
+        assert_eq!(sent["x-forwarded-host"], "api.example");
+        assert_eq!(sent["x-request-id"], "mine");
+    }
+
+    #[test]
+    fn a_client_cannot_have_taken_away_what_is_added() {
+        let head = upstream(
+            "/",
+            &[
+                ("connection", "x-forwarded-for, x-request-id, x-forwarded-host, x-forwarded-proto, host"),
+                ("x-forwarded-for", "192.0.2.1"),
+                ("x-request-id", "mine"),
+                ("host", "front.example"),
+            ],
+        );
+        assert_eq!(head.request_id().unwrap(), "00000000000000000000000000000007");
+        let sent = sent(head);
+        assert_eq!(sent["x-forwarded-for"], "10.1.2.3");
+        assert_eq!(sent["x-forwarded-proto"], "http");
+        assert_eq!(sent["x-forwarded-host"], "front.example");
+        assert_eq!(sent["x-request-id"], "00000000000000000000000000000007");
     }
 
     #[test]
@@ -393,7 +438,7 @@ mod tests {
         }
         let absolute = upstream("http://169.254.169.254:80/v1/models?x", &[("host", "front")]);
         assert_eq!(absolute.target.to_string(), "/v1/models?x");
-        assert_eq!(absolute.headers["x-forwarded-host"], "169.254.169.254:80");
+        assert_eq!(sent(absolute)["x-forwarded-host"], "169.254.169.254:80");
         assert!(UpstreamHead::of(parts("CONNECT", "a:443", &[]), &client(), 7).is_err());
     }
 }

@@ -38,8 +38,8 @@ pub struct Upstream {
 
 impl Upstream {
     fn request(&self, host: &HeaderValue) -> Outgoing {
-        let UpstreamHead { method, target, headers } = &self.head;
-        Outgoing::new(method, target, host, headers, self.body.clone())
+        let UpstreamHead { method, target, headers, .. } = &self.head;
+        Outgoing::with(method, target, host, headers, self.head.added(), self.body.clone())
     }
 
     /// Sends the request to the worker it was placed on and waits for the response head. A kept connection that turns out
