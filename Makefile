@@ -1,6 +1,6 @@
 # One command runs all that is checked before a change lands; .ci/run is the same list on a new machine.
 
-.PHONY: check fmt clippy test doc deploy-check instructions kubernetes faults measure demo bench
+.PHONY: check fmt clippy test doc deploy-check instructions kubernetes faults measure trained demo bench
 
 check: fmt clippy test doc deploy-check instructions
 
@@ -40,6 +40,10 @@ measure:
 	cargo build --release --locked
 	WARMROUTE_BIN=target/release/warmroute cargo test --release --locked --test cluster footprint -- --ignored --nocapture
 	cargo test --release --locked --test metrics cost_of -- --ignored --nocapture
+
+# The fastest binary, trained by requests over loopback: target/trained/warmroute.
+trained:
+	deploy/trained
 
 demo:
 	cargo run --release --locked -- demo
