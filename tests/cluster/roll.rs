@@ -61,10 +61,7 @@ async fn roll(
         cluster.put("slice", &listed(fleet, &[surge])).await;
         fleet.push((surge, new, life));
         is_gone(router, cluster.place(old.host)).await;
-        // As in a cluster, where a pod takes longer to start than a request to be answered: none loses its worker again and again.
-        let lost = run.under_way.lock().clone();
-        until("what the pod had to be answered elsewhere", async || run.under_way.lock().is_disjoint(&lost))
-            .await;
+        run.outlast().await;
     }
 }
 

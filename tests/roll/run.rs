@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use warmroute::testing::{FakeEngine, Message, Step, TestRouter};
+use warmroute::testing::{FakeEngine, Message, Step, TestRouter, until};
 
 pub const WORKERS: usize = 24;
 pub const CLIENTS: usize = 48;
@@ -22,7 +22,7 @@ pub struct Run {
     pub ended: Mutex<HashSet<usize>>,
     pub asked: AtomicUsize,
     /// Numbers of requests that have no outcome yet.
-    pub under_way: Mutex<HashSet<usize>>,
+    under_way: Mutex<HashSet<usize>>,
     pub answered: AtomicUsize,
     pub streamed: AtomicUsize,
     pub broken: AtomicUsize,
@@ -56,6 +56,14 @@ impl Run {
         let life = self.lives.fetch_add(1, Ordering::Relaxed);
         engine.always(move |message| work(life, message));
         life
+    }
+
+    /// Waits until all that is under way now has its outcome, what an ended worker had among it. In a cluster a pod takes longer to start
+    /// than a request to be answered, so none loses its worker again and again.
+    pub async fn outlast(&self) {
+        let now = self.under_way.lock().clone();
+        until("what was under way to have its outcome", async || self.under_way.lock().is_disjoint(&now))
+            .await;
     }
 
     /// One client: request after request over one connection, half of them streams.
