@@ -113,7 +113,8 @@ type Prepare = fn(u16, usize, &[SocketAddr], &Path) -> (String, Vec<String>);
 /// Names, programs and how to start them.
 fn known() -> [(&'static str, String, Prepare); 5] {
     let envoy = std::env::var("ENVOY").unwrap_or_else(|_| "envoy".to_owned());
-    let warmroute = std::env::var("WARMROUTE").unwrap_or_else(|_| env!("CARGO_BIN_EXE_warmroute").to_owned());
+    let warmroute =
+        std::env::var("WARMROUTE_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_warmroute").to_owned());
     [
         ("nginx", "nginx".to_owned(), nginx),
         ("haproxy", "haproxy".to_owned(), haproxy),
