@@ -27,6 +27,7 @@ use crate::proxy::note::Records;
 use crate::proxy::tls::{Acceptor, Followed};
 use crate::proxy::traces::{Sending, Traces};
 use crate::proxy::{self, Proxy};
+use crate::threads::Threads;
 use crate::{admin, lifecycle};
 
 /// Connections that the system holds for us until we take them.
@@ -74,6 +75,7 @@ pub struct Bound {
     access: Option<WorkerGuard>,
     spans: Option<Sending>,
     store: Option<Arc<Store>>,
+    threads: Threads,
     proxy: Arc<Proxy>,
 }
 
@@ -107,7 +109,8 @@ pub fn build(config: Config) -> Result<Bound, StartError> {
     fleet.set_scrape_settings(config.scrape.clone());
     fleet.configure(&config.workers);
     let proxy = Proxy::new(config, fleet, planner, metrics, clock, Drain::default(), records);
-    Ok(Bound { clients, operator, tls, authorities, access: last_lines, spans, store, proxy })
+    let threads = Threads::here();
+    Ok(Bound { clients, operator, tls, authorities, access: last_lines, spans, store, threads, proxy })
 }
 
 fn bind(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
@@ -141,9 +144,17 @@ impl Bound {
         &self.proxy
     }
 
+    /// Has clients served by `threads`; unless told, the caller's runtime does that as well.
+    #[must_use]
+    pub fn on(self, threads: Threads) -> Bound {
+        Bound { threads, ..self }
+    }
+
     /// Serves until `stop`. `file` is followed for edits.
     pub async fn run(self, stop: Stop, file: Option<Source>) -> Ended {
-        let Bound { clients, operator, tls, authorities, access: _last_lines, spans, store, proxy } = self;
+        let Bound { clients, operator, tls, authorities, access: _last_lines, spans, store, threads, proxy } =
+            self;
+        let threads = Arc::new(threads);
         let following = file.map(|file| follow_config(file, proxy.clone()));
         if let (Ok(clients), Ok(operator)) = (clients.local_addr(), operator.local_addr()) {
             let mode = proxy.config.load().mode.as_str();
@@ -169,12 +180,14 @@ impl Bound {
             tasks.spawn(acceptor.clone().follow(files));
             acceptor
         });
-        tasks.spawn(proxy::server::serve(clients, acceptor, proxy.clone()));
+        tasks.spawn(proxy::server::serve(clients, acceptor, threads.clone(), proxy.clone()));
         if let Some(following) = following {
             tasks.spawn(following);
         }
         let spans = spans.map(|spans| tokio::spawn(spans.run()));
         let ended = leave(&proxy, &stop).await;
+        // What was cut is recorded before the records are closed.
+        drop(threads);
         proxy.fleet.last_words();
         if let Some(peers) = &proxy.peers {
             peers.leave(proxy.clock.now()).await;

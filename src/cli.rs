@@ -19,6 +19,7 @@ use crate::experiment::demo::{self, DemoArgs, StartProxy};
 use crate::experiment::simulate;
 use crate::lifecycle::{Stop, Urgency};
 use crate::operator::{self, ExplainArgs, ModeArgs, StatusArgs, WorkersArgs};
+use crate::threads::Threads;
 
 /// Routes each LLM request to the vLLM worker whose KV cache is already warm.
 #[derive(Debug, Parser)]
@@ -60,6 +61,8 @@ enum Command {
     Simulate(simulate::args::Args),
 }
 
+const NO_RUNTIME: &str = "the runtime cannot start";
+
 /// The exit code of a proxy that had to cut requests on its way out.
 const CUT: u8 = 3;
 
@@ -97,10 +100,13 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (config, file) = Source::load(file)?;
             start_log(&config.log);
             tell_open_files(config.limits.connections);
-            let ended = runtime()?.block_on(async {
+            // This one thread does all but to serve clients: what an operator asks for, or workers tell, is no request's business.
+            let own = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let ended = own.context(NO_RUNTIME)?.block_on(async {
                 let stop = Stop::default();
                 stop.on_signals().context("signal handlers")?;
-                let bound = app::build(config)?;
+                let threads = Threads::one_a_cpu().context("the threads that serve clients")?;
+                let bound = app::build(config)?.on(threads);
                 anyhow::Ok(bound.run(stop, Some(file)).await)
             })?;
             Ok(match ended {
@@ -140,7 +146,7 @@ async fn start_proxy(config: Config) -> anyhow::Result<demo::Proxy> {
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot start")
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context(NO_RUNTIME)
 }
 
 /// Takes all the open files that the system allows: a connection at each side of a request needs one, and the usual soft

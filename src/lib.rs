@@ -10,7 +10,7 @@
 //! | 4 | [`admin`] | the operator's listener |
 //! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
 //! | 2 | [`fleet`], [`peers`] | who the workers are and what is known of them; what other routers do there |
-//! | 1 | [`config`], [`metrics`], [`lifecycle`] | the base |
+//! | 1 | [`config`], [`metrics`], [`lifecycle`], [`threads`] | the base |
 //! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
 
 pub mod admin;
@@ -28,3 +28,4 @@ pub mod peers;
 pub mod proxy;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod threads;

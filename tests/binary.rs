@@ -178,6 +178,40 @@ async fn a_second_signal_ends_at_once_and_says_so_in_the_exit_code() {
     assert_eq!(serving.exit_code().await, Some(3));
 }
 
+#[tokio::test]
+async fn as_many_threads_serve_clients_as_the_environment_says() {
+    let engine = FakeEngine::start().await;
+    let serving =
+        Serving::limited(&[&engine], "drain: {announce: 0s}", "-S -n 256 && export TOKIO_WORKER_THREADS=3");
+    serving.ready().await;
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        clients.push(Wire::connect(serving.clients).await);
+    }
+    for client in &mut clients {
+        assert_eq!(client.post("/v1/chat/completions", "{}").await.status(), 200);
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", serving.child.id())).expect("our child's");
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+        let named = tasks.flatten().filter_map(name).filter(|name| name.starts_with("serve-")).count();
+        assert_eq!(named, 3);
+    }
+    serving.signal("TERM");
+    assert_eq!(serving.exit_code().await, Some(0));
+
+    let config =
+        file("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {static: [{url: 'http://w:8000'}]}\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
+    command.env("TOKIO_WORKER_THREADS", "0");
+    let path = config.path().to_str().expect("a plain path");
+    let output = command.args(["serve", "--config", path]).output().expect("the binary runs");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("TOKIO_WORKER_THREADS: \"0\" is no number above 0"), "{said}");
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_limit_on_open_files_is_raised_as_far_as_it_goes() {

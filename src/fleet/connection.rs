@@ -26,6 +26,7 @@ use super::answer::Answer;
 use super::framing::{self, Head, Malformed, Outgoing};
 use super::stream::{self, Secure, Stream};
 use crate::config::Origin;
+use crate::threads::place;
 
 /// Idle connections kept for one worker; above it they are closed after use.
 const IDLE_CONNECTIONS: usize = 512;
@@ -134,6 +135,8 @@ pub struct Connection {
     reused: bool,
     /// When it was last taken out of the pool or put there.
     since: Instant,
+    /// Of the thread that it was opened on.
+    place: usize,
     _counted: Counted,
 }
 
@@ -165,6 +168,7 @@ impl Connection {
             heard: false,
             reused: false,
             since: Instant::now(),
+            place: place(),
             _counted: Counted(open.clone()),
         }))
     }
@@ -293,10 +297,35 @@ pub struct Pool {
 struct Shared {
     origin: Origin,
     secure: Secure,
-    /// The one used last is on top, so that the others grow old.
-    #[expect(clippy::vec_box, reason = "they move in and out with each request, and are large")]
-    idle: Mutex<Vec<Box<Connection>>>,
+    idle: Mutex<Idle>,
     open: IntGauge,
+}
+
+/// Connections that are kept, by the place of the thread that hears of them: on another one each read would wake that thread first.
+#[derive(Default)]
+struct Idle {
+    /// Of each, the one used last is on top, so that the others grow old.
+    #[expect(clippy::vec_box, reason = "they move in and out with each request, and are large")]
+    by_place: Vec<Vec<Box<Connection>>>,
+}
+
+impl Idle {
+    fn pop(&mut self) -> Option<Box<Connection>> {
+        self.by_place.get_mut(place())?.pop()
+    }
+
+    /// Gives it back where too many are kept.
+    fn push(&mut self, connection: Box<Connection>) -> Option<Box<Connection>> {
+        if self.by_place.iter().map(Vec::len).sum::<usize>() >= IDLE_CONNECTIONS {
+            return Some(connection);
+        }
+        let place = connection.place;
+        if place >= self.by_place.len() {
+            self.by_place.resize_with(place + 1, Vec::new);
+        }
+        self.by_place[place].push(connection);
+        None
+    }
 }
 
 impl Pool {
@@ -360,18 +389,18 @@ impl Pool {
     /// Keeps a connection of which nothing more is owed.
     pub(super) fn put(&self, mut connection: Box<Connection>) {
         connection.since = Instant::now();
-        let mut idle = self.shared.idle.lock();
-        if idle.len() < IDLE_CONNECTIONS {
-            idle.push(connection);
-        }
+        let over = self.shared.idle.lock().push(connection);
+        drop(over); // Its socket is closed after the lock is let go.
     }
 
     /// Closes the connections that have been idle for `pool_idle`, or that the worker has closed.
     pub fn close_idle(&self, pool_idle: Duration) {
         let closing: Vec<_> = {
             let mut idle = self.shared.idle.lock();
-            idle.extract_if(.., |connection| connection.since.elapsed() >= pool_idle || !connection.is_idle())
-                .collect()
+            let ends = |connection: &mut Box<Connection>| {
+                connection.since.elapsed() >= pool_idle || !connection.is_idle()
+            };
+            idle.by_place.iter_mut().flat_map(|idle| idle.extract_if(.., ends)).collect()
         };
         drop(closing); // Sockets are closed after the lock is let go.
     }

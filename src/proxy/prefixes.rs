@@ -2,6 +2,7 @@
 //! space-saving does it: who comes takes the place, and the count, of the least); keyed hashes only, never text.
 
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use super::Proxy;
 use crate::core::blocks::Chain;
 use crate::core::ids::BlockHash;
+use crate::core::index::AsIs;
 
 /// Prefixes that are counted at a time.
 const COUNTED: usize = 256;
@@ -24,7 +26,7 @@ struct Counted {
 }
 
 #[derive(Default)]
-pub struct Prefixes(Mutex<HashMap<BlockHash, Counted>>);
+pub struct Prefixes(Mutex<HashMap<BlockHash, Counted, BuildHasherDefault<AsIs>>>);
 
 impl Prefixes {
     /// A request has come with this prompt.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use super::{FakeEngine, Wire, soon, until};
-use crate::app::{self, Ended};
+use crate::app::{self, Bound, Ended};
 use crate::config::watch::Source;
 use crate::config::{Config, Mode, Origin, Worker};
 use crate::lifecycle::Stop;
 use crate::proxy::Proxy;
+use crate::threads::Threads;
 
 /// A running proxy. Dropped, it is stopped at once.
 pub struct TestRouter {
@@ -49,8 +50,13 @@ impl TestRouter {
 
     /// Starts the proxy and waits until every worker is usable.
     pub async fn start(config: Config) -> TestRouter {
+        TestRouter::start_on(Threads::here(), config).await
+    }
+
+    /// The same, with clients served by these threads.
+    pub async fn start_on(threads: Threads, config: Config) -> TestRouter {
         let workers = config.workers.fixed.len();
-        let router = TestRouter::start_unready(config, None).await;
+        let router = TestRouter::run(app::build(config).expect("free ports").on(threads), None);
         let proxy = router.proxy.clone();
         until("every worker to be usable", async || proxy.fleet.snapshot().eligible().len() == workers).await;
         router
@@ -58,7 +64,10 @@ impl TestRouter {
 
     /// Starts the proxy and waits for nothing; `file` is followed for edits.
     pub async fn start_unready(config: Config, file: Option<Source>) -> TestRouter {
-        let bound = app::build(config).expect("free ports");
+        TestRouter::run(app::build(config).expect("free ports"), file)
+    }
+
+    fn run(bound: Bound, file: Option<Source>) -> TestRouter {
         let clients = bound.client_address().expect("a bound listener has an address");
         let admin = bound.admin_address().expect("a bound listener has an address");
         let proxy = bound.proxy().clone();
