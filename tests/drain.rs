@@ -23,16 +23,6 @@ async fn begin_stream(router: &TestRouter) -> Wire {
     client
 }
 
-fn stream(gate: &Gate) -> Vec<Step> {
-    vec![
-        Step::stream_head(),
-        Step::chunk("data: 1\n\n"),
-        Step::Await(gate.clone()),
-        Step::chunk("data: [DONE]\n\n"),
-        Step::last_chunk(),
-    ]
-}
-
 /// Everything until the connection ends.
 async fn rest(client: &mut Wire) -> String {
     let mut rest = Vec::new();
@@ -50,7 +40,7 @@ async fn streams_run_to_their_end_and_new_work_is_served_while_it_is_announced()
     let engine = FakeEngine::start().await;
     let router = router(&engine, HOUR, 2 * HOUR).await;
     let gate = Gate::default();
-    engine.next(stream(&gate));
+    engine.next(Step::stream_held_by(&gate));
     let mut client = begin_stream(&router).await;
     router.stop.request();
     until("readiness to go", async || router.admin("/readyz").await == "not ready: shutting down\n").await;
@@ -71,7 +61,7 @@ async fn after_the_announcement_running_requests_end_and_connections_close() {
     let gate = Gate::default();
     let mut idle = router.client().await;
     assert_eq!(idle.get("/v1/models").await.status(), 200);
-    engine.next(stream(&gate));
+    engine.next(Step::stream_held_by(&gate));
     let mut client = begin_stream(&router).await;
     let _ = engine.saw(2).await;
     router.stop.request();

@@ -76,13 +76,7 @@ async fn streams_on_all_threads_end_before_the_process_does() {
     let gate = Gate::default();
     let mut clients = clients(&router, 4).await;
     for client in &mut clients {
-        engine.next(vec![
-            Step::stream_head(),
-            Step::chunk("data: 1\n\n"),
-            Step::Await(gate.clone()),
-            Step::chunk("data: [DONE]\n\n"),
-            Step::last_chunk(),
-        ]);
+        engine.next(Step::stream_held_by(&gate));
         send(client).await;
         client.head().await.expect("a response");
     }

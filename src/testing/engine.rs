@@ -77,6 +77,17 @@ impl Step {
         Step::Send(bytes.into())
     }
 
+    /// A stream of two events, of which the second waits for the gate.
+    pub fn stream_held_by(gate: &Gate) -> Vec<Step> {
+        vec![
+            Step::stream_head(),
+            Step::chunk("data: 1\n\n"),
+            Step::Await(gate.clone()),
+            Step::chunk("data: [DONE]\n\n"),
+            Step::last_chunk(),
+        ]
+    }
+
     /// The end of a body in chunks.
     pub fn last_chunk() -> Step {
         Step::send("0\r\n\r\n")
