@@ -100,7 +100,8 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (config, file) = Source::load(file)?;
             start_log(&config.log);
             tell_open_files(config.limits.connections);
-            // This one thread does all but to serve clients: what an operator asks for, or workers tell, is no request's business.
+            // This one thread does all but to serve clients, and that too on a single CPU: what an operator asks for, or workers tell, is no
+            // request's business.
             let own = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let ended = own.context(NO_RUNTIME)?.block_on(async {
                 let stop = Stop::default();

@@ -83,7 +83,7 @@ impl Threads {
     /// Serves a connection on the thread that has the fewest.
     ///
     /// # Errors
-    /// If the system does not let it change threads.
+    /// If there is no thread, or the system does not let it change to that one.
     pub fn serve<F>(
         &self,
         stream: TcpStream,
@@ -93,7 +93,7 @@ impl Threads {
         F: Future<Output = ()> + Send,
     {
         let fewest = self.all.iter().min_by_key(|thread| thread.open.load(Ordering::Relaxed));
-        let Some(thread) = fewest else { return Ok(()) };
+        let thread = fewest.ok_or_else(|| io::Error::other("no thread serves clients"))?;
         let open = Open::count(&thread.open);
         if thread.own.is_none() {
             thread.runtime.spawn(async move {

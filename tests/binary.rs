@@ -200,7 +200,10 @@ async fn as_many_threads_serve_clients_as_the_environment_says() {
     }
     serving.signal("TERM");
     assert_eq!(serving.exit_code().await, Some(0));
+}
 
+#[test]
+fn a_number_of_threads_that_is_none_is_refused() {
     let config =
         file("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {static: [{url: 'http://w:8000'}]}\n");
     let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));

@@ -135,8 +135,6 @@ pub struct Connection {
     reused: bool,
     /// When it was last taken out of the pool or put there.
     since: Instant,
-    /// Of the thread that it was opened on.
-    place: usize,
     _counted: Counted,
 }
 
@@ -168,7 +166,6 @@ impl Connection {
             heard: false,
             reused: false,
             since: Instant::now(),
-            place: place(),
             _counted: Counted(open.clone()),
         }))
     }
@@ -301,7 +298,8 @@ struct Shared {
     open: IntGauge,
 }
 
-/// Connections that are kept, by the place of the thread that hears of them: on another one each read would wake that thread first.
+/// Connections that are kept, by the place of the thread that opened them, used them and hears of them: on another one each read would wake
+/// that thread first.
 #[derive(Default)]
 struct Idle {
     /// Of each, the one used last is on top, so that the others grow old.
@@ -319,7 +317,7 @@ impl Idle {
         if self.by_place.iter().map(Vec::len).sum::<usize>() >= IDLE_CONNECTIONS {
             return Some(connection);
         }
-        let place = connection.place;
+        let place = place();
         if place >= self.by_place.len() {
             self.by_place.resize_with(place + 1, Vec::new);
         }
