@@ -10,11 +10,12 @@
 //! | 4 | [`admin`] | the operator's listener |
 //! | 3 | [`proxy`], [`engine::http`] | what speaks HTTP to clients and workers; the simulated worker's server |
 //! | 2 | [`fleet`], [`peers`] | who the workers are and what is known of them; what other routers do there |
-//! | 1 | [`config`], [`metrics`], [`lifecycle`], [`threads`] | the base |
+//! | 1 | [`config`], [`metrics`], [`lifecycle`], [`threads`], [`bell`] | the base |
 //! | 0 | [`core`], [`engine::model`] | pure: no I/O, no clock, no runtime |
 
 pub mod admin;
 pub mod app;
+pub mod bell;
 pub mod cli;
 pub mod config;
 pub mod core;

@@ -4,6 +4,7 @@
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::bell::{Bell, Listener};
 use crate::core::ids::Time;
 
 /// Seconds since the process started; the only clock that reaches the core. Follows tokio's clock, so tests can pause it.
@@ -119,12 +120,18 @@ pub enum Phase {
 #[derive(Clone, Debug)]
 pub struct Drain {
     phase: watch::Sender<Phase>,
+    /// Rung when the phase changes.
+    bell: Bell,
     open: watch::Sender<usize>,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Drain { phase: watch::Sender::new(Phase::Serving), open: watch::Sender::new(0) }
+        Drain {
+            phase: watch::Sender::new(Phase::Serving),
+            bell: Bell::default(),
+            open: watch::Sender::new(0),
+        }
     }
 }
 
@@ -154,6 +161,12 @@ impl Drain {
             }
             later
         });
+        self.bell.ring();
+    }
+
+    /// Hears when the phase may have changed, for who looks at it often.
+    pub fn listener(&self) -> Listener {
+        self.bell.listener()
     }
 
     /// Waits until the phase is at least `phase`.

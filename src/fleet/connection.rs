@@ -236,7 +236,8 @@ impl Connection {
         let mut answered = poll_fn(|cx| self.poll_head(&method, cx)).await;
         if self.deaf && answered.is_err() {
             // It may have answered before it stopped listening (413, 401), and the system not have told of that yet.
-            let late = timeout(HEARD_OUT, poll_fn(|cx| self.poll_head(&method, cx))).await;
+            // Apart, as it is rare.
+            let late = Box::pin(timeout(HEARD_OUT, poll_fn(|cx| self.poll_head(&method, cx)))).await;
             answered = late.ok().filter(Result::is_ok).unwrap_or(answered);
         }
         let Head { parts, body, keeps } = match answered {
@@ -351,12 +352,12 @@ impl Pool {
     ///
     /// # Errors
     /// The others of [`ExchangeError`]; a stale connection is for the caller to try again, on a new one.
-    pub async fn exchange(
+    pub fn exchange(
         &self,
         connection: Box<Connection>,
         request: Outgoing,
-    ) -> Result<Response<Answer>, ExchangeError> {
-        connection.exchange(self.clone(), request).await
+    ) -> impl Future<Output = Result<Response<Answer>, ExchangeError>> + use<> {
+        connection.exchange(self.clone(), request)
     }
 
     /// Sends `request` on a new connection.

@@ -7,6 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri, Version, response};
 use hyper::ext::ReasonPhrase;
+use smallvec::SmallVec;
 use thiserror::Error;
 
 /// Longest head, and longest list of trailers.
@@ -149,15 +150,13 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
     let reason = reason.and_then(|reason| ReasonPhrase::try_from(reason.as_bytes()).ok());
     let version = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
     let base = read.as_ptr() as usize;
-    let places: smallvec::SmallVec<[(HeaderName, usize, usize); 16]> = parsed
-        .headers
-        .iter()
-        .map(|field| {
-            let name = HeaderName::from_bytes(field.name.as_bytes());
-            let name = name.map_err(|_| Malformed("the head has a field without a name"))?;
-            Ok((name, field.value.as_ptr() as usize - base, field.value.len()))
-        })
-        .collect::<Result<_, Malformed>>()?;
+    // Filled and emptied where it stands, as it is large.
+    let mut places: SmallVec<[(HeaderName, usize, usize); 16]> = SmallVec::new();
+    for field in parsed.headers.iter() {
+        let name = HeaderName::from_bytes(field.name.as_bytes());
+        let name = name.map_err(|_| Malformed("the head has a field without a name"))?;
+        places.push((name, field.value.as_ptr() as usize - base, field.value.len()));
+    }
     let whole = read.split_to(length).freeze();
     let mut parts = http::Response::new(()).into_parts().0;
     (parts.status, parts.version) = (status, version);
@@ -165,7 +164,7 @@ pub fn take_head(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, M
         parts.extensions.insert(reason);
     }
     parts.headers.reserve(places.len() + ROOM);
-    for (name, start, length) in places {
+    for (name, start, length) in places.drain(..) {
         let value = HeaderValue::from_maybe_shared(whole.slice(start..start + length));
         parts.headers.append(name, value.map_err(|_| Malformed("the head has a value that is none"))?);
     }
@@ -342,12 +341,14 @@ impl Chunk {
     fn step(&mut self, rest: &[u8]) -> Result<Option<usize>, Malformed> {
         let (length, next) = match self {
             Chunk::Size => {
-                let Some(line) = line_of(rest, LONGEST_SIZE_LINE)? else { return Ok(None) };
-                let next = match size_of(line)? {
-                    0 => Chunk::Trailers,
-                    size => Chunk::Data(size),
+                let (size, length) = match plain_size(rest) {
+                    Some(plain) => plain,
+                    None => match line_of(rest, LONGEST_SIZE_LINE)? {
+                        Some(line) => (size_of(line)?, line.len() + 2),
+                        None => return Ok(None),
+                    },
                 };
-                (line.len() + 2, next)
+                (length, if size == 0 { Chunk::Trailers } else { Chunk::Data(size) })
             }
             Chunk::End => match rest.first_chunk::<2>() {
                 None => return Ok(None),
@@ -379,6 +380,18 @@ impl Chunk {
         *self = Chunk::Over;
         Ok(Piece::Trailers(trailers))
     }
+}
+
+/// A chunk's size as all but a few write it, a few digits alone, and the length of its line. What is not so plain may be a size too.
+fn plain_size(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut size = 0;
+    for (at, &byte) in bytes.iter().enumerate().take(8) {
+        match char::from(byte).to_digit(16) {
+            Some(digit) => size = size << 4 | u64::from(digit),
+            None => return (at > 0 && bytes[at..].starts_with(b"\r\n")).then_some((size, at + 2)),
+        }
+    }
+    None
 }
 
 /// The line at the beginning of `bytes` without its end, if it is there.

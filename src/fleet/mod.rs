@@ -30,6 +30,7 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use crate::bell::Bell;
 use crate::config::{self, Origin};
 use crate::core::ids::WorkerId;
 use crate::core::planner::{Planner, WorkerSpec};
@@ -176,6 +177,8 @@ pub struct Fleet {
     sources: watch::Sender<Vec<Source>>,
     /// Told when a worker may have room again, or there is another one.
     pub capacity: Notify,
+    /// Rung when connections to a worker begin to fail.
+    pub lost: Bell,
     settings: ArcSwap<config::Health>,
     scrape: ArcSwap<config::Scrape>,
     planner: Arc<Planner>,
@@ -201,6 +204,7 @@ impl Fleet {
             membership: watch::Sender::default(),
             sources: watch::Sender::default(),
             capacity: Notify::new(),
+            lost: Bell::default(),
             settings: ArcSwap::from_pointee(settings),
             scrape: ArcSwap::from_pointee(config::Scrape::default()),
             planner,
@@ -358,7 +362,7 @@ impl Fleet {
         let probed = self.settings.load().interval.is_some();
         let pod = member.pod.as_ref().map(|pod| pod.name.to_string());
         news.push((config.url.clone(), News::Joined { pod }));
-        Arc::new(Worker::new(id, member, probed, self.secure.clone(), &self.metrics))
+        Arc::new(Worker::new(id, member, probed, self.secure.clone(), self.lost.clone(), &self.metrics))
     }
 
     /// Workers that have left the list and still have requests, and of which their address still tells something.

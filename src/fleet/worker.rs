@@ -17,6 +17,7 @@ use super::models::Models;
 use super::roster::Member;
 use super::scrape::Engine;
 use super::stream::Secure;
+use crate::bell::Bell;
 use crate::config::{self, Origin};
 use crate::core::ids::{Time, WorkerId};
 use crate::metrics::{Basis, Metrics, WorkerMetrics, WorkerState};
@@ -40,6 +41,8 @@ pub struct Worker {
     pub open: Arc<AtomicUsize>,
     /// Whether connections to it fail: what it still owes will hardly come.
     unreachable: watch::Sender<bool>,
+    /// Rung when they begin to.
+    lost: Bell,
     /// What it says of itself.
     pub(super) engine: Mutex<Engine>,
     /// Which models it serves.
@@ -82,6 +85,7 @@ impl Worker {
         member: &Member,
         probed: bool,
         secure: Secure,
+        lost: Bell,
         metrics: &Metrics,
     ) -> Worker {
         let config = member.worker.clone();
@@ -108,6 +112,7 @@ impl Worker {
             activity: Activity::default(),
             open: Arc::default(),
             unreachable: watch::Sender::new(false),
+            lost,
             metrics,
             key: key_of(&config.url.to_string()),
             url: config.url.clone(),
@@ -193,7 +198,7 @@ impl Worker {
     /// Its address is another pod's now, so what is heard there says nothing of this one.
     pub(super) fn replace(&self) {
         self.state.lock().replaced = true;
-        self.unreachable.send_replace(true);
+        self.set_unreachable(true);
     }
 
     pub(super) fn is_replaced(&self) -> bool {
@@ -276,8 +281,15 @@ impl Worker {
         }
         self.show(&state);
         let gone = state.replaced || is.0 == Standing::Out(Reason::Unreachable);
-        self.unreachable.send_replace(gone);
+        self.set_unreachable(gone);
         Some(is.0)
+    }
+
+    fn set_unreachable(&self, unreachable: bool) {
+        self.unreachable.send_replace(unreachable);
+        if unreachable {
+            self.lost.ring();
+        }
     }
 }
 

@@ -1,9 +1,12 @@
 //! Reads a request body under its cap, and under the one that all bodies have together. The bytes that are read here are the
 //! bytes that are sent on.
 
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -110,7 +113,7 @@ async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Optio
     loop {
         let next = match idle {
             None => body.frame().await,
-            Some(idle) => timeout(idle, body.frame()).await.map_err(|_| ProxyError::BodyStalled(idle))?,
+            Some(idle) => within(idle, body.frame()).await.ok_or(ProxyError::BodyStalled(idle))?,
         };
         match next {
             None => return Ok(None),
@@ -121,6 +124,24 @@ async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Optio
                 }
             }
         }
+    }
+}
+
+/// As `timeout`, with no timer for what is there at the second look: hyper has most bodies in hand, and hands them over by then.
+async fn within<F: Future + Unpin>(limit: Duration, mut wanted: F) -> Option<F::Output> {
+    let mut looked = false;
+    let soon = poll_fn(|cx| match wanted.poll_unpin(cx) {
+        Poll::Ready(found) => Poll::Ready(Some(found)),
+        Poll::Pending if looked => Poll::Ready(None),
+        Poll::Pending => {
+            looked = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    });
+    match soon.await {
+        Some(found) => Some(found),
+        None => timeout(limit, wanted).await.ok(),
     }
 }
 
@@ -135,4 +156,27 @@ fn linger(mut body: Incoming, mut room: usize) {
             }
         }
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_come_is_waited_for_no_longer_than_the_limit() {
+        let limit = Duration::from_secs(3);
+        let begun = Instant::now();
+        assert_eq!(within(limit, pending::<()>()).await, None);
+        assert_eq!(begun.elapsed().as_secs(), 3);
+        assert_eq!(within(limit, ready(1)).await, Some(1));
+        let late = Box::pin(async {
+            tokio::time::sleep(limit / 2).await;
+            2
+        });
+        assert_eq!(within(limit, late).await, Some(2));
+    }
 }

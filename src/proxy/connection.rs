@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,11 +19,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::yield_now;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_rustls::server::TlsStream;
-use tower::ServiceExt;
+use tower::Service;
 
+use super::again::Again;
 use super::socket::{Remote, Socket};
 use super::tls::{Acceptor, Begun, agreed_http2};
 use super::{Busy, Client, Proxy, stack};
@@ -73,7 +73,7 @@ pub async fn serve(
         // Nothing was asked on it yet, so nothing is lost.
         () = proxy.drain.at_least(Phase::Draining) => return,
     };
-    let client = |proto| Arc::new(Client::new(peer, proto));
+    let client = |proto| Arc::new(Client::new(peer, proto, proxy.drain.clone()));
     let streams = |proto| Arc::new(Client::with_streams(peer, proto, proxy.drain.clone()));
     match spoken {
         Ok(Ok(Spoken::Http1(socket))) => serve_http1(socket, remote, client("http"), proxy, &config).await,
@@ -147,7 +147,8 @@ async fn serve_http1<S: Stream>(
         let version = request.version();
         let remote = (version == Version::HTTP_10).then(|| asked.clone());
         let proxy = serving.clone();
-        stack.clone().oneshot((request, asking.clone())).map(move |answer| {
+        // Always ready.
+        stack.clone().call((request, asking.clone())).map(move |answer| {
             stack::rendered(answer, &proxy, version).map(|response| {
                 if let Some(remote) = remote.filter(|_| response.body().size_hint().exact().is_none()) {
                     remote.ends_by_close();
@@ -159,24 +160,38 @@ async fn serve_http1<S: Stream>(
     let mut connection = http1_builder(config).serve_connection(TokioIo::new(stream), service);
     // While a request is under way hyper looks for the client's end only if nothing stands before it.
     let mut left = pin!(remote.left());
-    let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| match connection
-        .poll_without_shutdown(cx)
-    {
-        Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
-        polled => polled.map(Ended::Served),
+    // Of a worker that is lost the requests hear by being polled.
+    let (mut lost, mut phases) = (proxy.fleet.lost.listener(), proxy.drain.listener());
+    let mut again = Again::default();
+    let mut head_time = HeadTime::new(config.timeouts.client_head);
+    let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| {
+        lost.listen(cx);
+        match again.poll(cx, |cx| connection.poll_without_shutdown(cx)) {
+            Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
+            Poll::Pending => head_time.poll(cx, client.asked()).map(|()| Ended::Idle),
+            polled => polled.map(Ended::Served),
+        }
     };
-    let ended = tokio::select! {
-        ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
-        () = proxy.drain.at_least(Phase::Draining) => {
-            std::pin::Pin::new(&mut connection).graceful_shutdown();
+    let served = poll_fn(|cx| {
+        phases.listen(cx);
+        match proxy.drain.phase() {
+            Phase::Serving | Phase::Leaving => poll(&mut connection, cx).map(Some),
+            Phase::Draining | Phase::Cut => Poll::Ready(None),
+        }
+    });
+    let ended = match served.await {
+        Some(ended) => ended,
+        None => {
+            Pin::new(&mut connection).graceful_shutdown();
             tokio::select! {
                 ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
-                () = cut(&proxy, &client) => return,
+                () = cut(&proxy) => return,
             }
         }
     };
     match ended {
         Ended::Left => tracing::debug!("client left with a request under way"),
+        Ended::Idle => tracing::debug!("client connection brought no request in time"),
         Ended::Served(Ok(())) => {
             remote.finished();
             let parts = connection.into_parts();
@@ -206,11 +221,8 @@ async fn serve_http1<S: Stream>(
 }
 
 /// Waits until what still runs is to be cut, and its last words have had their time.
-async fn cut(proxy: &Proxy, client: &Client) {
+async fn cut(proxy: &Proxy) {
     proxy.drain.at_least(Phase::Cut).await;
-    client.tell_cut();
-    // The connection is polled once more, to hear of it.
-    yield_now().await;
     sleep(LAST_WORDS).await;
 }
 
@@ -219,15 +231,40 @@ enum Ended {
     Served(hyper::Result<()>),
     /// The client was gone before its answer.
     Left,
+    /// No head came in time.
+    Idle,
+}
+
+/// Bounds the wait for the head of a request. All requests of a connection have one timer: to set it anew costs a hundredth of a small
+/// request, to make another several.
+struct HeadTime {
+    limit: Option<Duration>,
+    timer: Pin<Box<Sleep>>,
+    /// As many requests had been asked when it was set.
+    asked: Option<u64>,
+}
+
+impl HeadTime {
+    fn new(limit: Option<Duration>) -> HeadTime {
+        HeadTime { limit, timer: Box::pin(sleep(Duration::ZERO)), asked: None }
+    }
+
+    /// Ready when the limit has passed since the answer to the last of so many requests. To be polled when none is under way.
+    fn poll(&mut self, cx: &mut Context<'_>, asked: u64) -> Poll<()> {
+        let Some(limit) = self.limit else { return Poll::Pending };
+        if self.asked != Some(asked) {
+            self.asked = Some(asked);
+            // What is further off than the clock goes, tokio brings into its range.
+            let end = Instant::now().checked_add(limit).unwrap_or_else(|| sleep(limit).deadline());
+            self.timer.as_mut().reset(end);
+        }
+        self.timer.as_mut().poll(cx)
+    }
 }
 
 fn http1_builder(config: &Config) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(config.timeouts.client_head)
-        .max_buf_size(config.limits.head.max(LEAST_BUFFER))
-        .max_header_size(config.limits.head);
+    builder.max_buf_size(config.limits.head.max(LEAST_BUFFER)).max_header_size(config.limits.head);
     builder
 }
 
@@ -239,7 +276,7 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
         let (proxy, version) = (serving.clone(), request.version());
         stack
             .clone()
-            .oneshot((request, asking.clone()))
+            .call((request, asking.clone()))
             .map(move |answer| stack::rendered(answer, &proxy, version))
     });
     let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -259,7 +296,7 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 result = connection => result,
-                () = cut(&proxy, &client) => return,
+                () = cut(&proxy) => return,
             }
         }
     };

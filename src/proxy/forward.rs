@@ -54,33 +54,35 @@ pub async fn forward(proxy: Arc<Proxy>, inbound: Inbound) -> Result<Response<Res
         Route::Plain => None,
     };
     let config = proxy.config.load_full();
-    let (head, incoming) = request.into_parts();
-    let waits = head.headers.contains_key(header::EXPECT);
-    let mut head = UpstreamHead::of(head, &client.forwarded, rand::random())?;
-    note.identified(&head);
-    note.pass_on(&mut head.headers);
-    let mut held = Held::none(&proxy.metrics.body_bytes);
+    // What is given up before the first wait takes no room in what waits, which is moved as a whole.
+    let (mut upstream, incoming, waits) = {
+        let (head, incoming) = request.into_parts();
+        let waits = head.headers.contains_key(header::EXPECT);
+        let mut head = UpstreamHead::of(head, &client.forwarded, rand::random())?;
+        note.identified(&head);
+        note.pass_on(&mut head.headers);
+        let upstream = Upstream {
+            repeatable: endpoint.is_some() || head.method.is_safe(),
+            head,
+            body: Bytes::new(),
+            held: Held::none(&proxy.metrics.body_bytes),
+            connect: config.timeouts.connect,
+            pool_idle: config.timeouts.pool_idle,
+            limits: Limits::of(&config),
+        };
+        (upstream, incoming, waits)
+    };
     let caps =
         Caps { each: config.limits.body, all: config.limits.bodies, idle: config.timeouts.client_body };
-    let mut body = body::read(incoming, waits, &caps, &mut held).await?;
+    upstream.body = body::read(incoming, waits, &caps, &mut upstream.held).await?;
 
-    let (asked, added) = read_prompt(&proxy, endpoint, &body, config.feedback.ask_for_usage).await?;
+    let wants_usage = config.feedback.ask_for_usage;
+    let (asked, added) = read_prompt(&proxy, endpoint, &upstream.body, wants_usage).await?;
     note.asked(&asked);
     let hides = added.is_some();
     if let Some(changed) = added {
-        // hyper says how long it is now.
-        head.headers.remove(header::CONTENT_LENGTH);
-        body = changed;
+        upstream.body = changed;
     }
-    let upstream = Upstream {
-        repeatable: endpoint.is_some() || head.method.is_safe(),
-        head,
-        body,
-        _held: held,
-        connect: config.timeouts.connect,
-        pool_idle: config.timeouts.pool_idle,
-        limits: Limits::of(&config),
-    };
     let Answered { response, patience, placed } =
         failover::send(&proxy, &asked, &upstream, &client, &note).await?;
 

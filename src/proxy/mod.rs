@@ -19,6 +19,7 @@
 pub mod access;
 pub mod account;
 pub mod admission;
+mod again;
 pub mod arms;
 pub mod ask_usage;
 pub mod body;
@@ -49,9 +50,8 @@ pub mod upstream;
 pub mod usage;
 pub mod watch;
 
-use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -60,6 +60,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tower::retry::budget::TpsBudget;
 
+use crate::bell::Listener;
 use crate::config::{Config, Mode, Retries};
 use crate::core::blocks::HashKey;
 use crate::core::planner::Planner;
@@ -238,53 +239,35 @@ pub struct Client {
     tunnel: Mutex<Option<Tunnelled>>,
     /// A request is under way, where there is one at a time (HTTP/1).
     busy: AtomicBool,
-    cut: Cut,
-}
-
-/// How the requests of a connection hear that the drain cuts them.
-enum Cut {
-    /// By a word, from the one task that polls them all (HTTP/1): none has to be woken by itself, nor to register for that.
-    Told(AtomicBool),
-    /// Each for itself, as each has its own task (HTTP/2).
-    Watched(Drain),
+    /// Counts those.
+    asked: AtomicU64,
+    drain: Drain,
+    /// Each of its requests has a task of its own (HTTP/2).
+    streams: bool,
 }
 
 impl Client {
     /// Of HTTP/1; `proto` is what it speaks: `http` or `https`.
-    pub fn new(peer: SocketAddr, proto: &'static str) -> Client {
+    pub fn new(peer: SocketAddr, proto: &'static str, drain: Drain) -> Client {
         Client {
-            cut: Cut::Told(AtomicBool::new(false)),
+            drain,
+            streams: false,
             forwarded: Forwarded::new(peer, proto),
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
             busy: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
         }
     }
 
     /// Of HTTP/2.
     pub fn with_streams(peer: SocketAddr, proto: &'static str, drain: Drain) -> Client {
-        Client { cut: Cut::Watched(drain), ..Client::new(peer, proto) }
+        Client { streams: true, ..Client::new(peer, proto, drain) }
     }
 
-    /// Waits until its requests are cut.
-    async fn cut(&self) {
-        match &self.cut {
-            Cut::Watched(drain) => drain.at_least(Phase::Cut).await,
-            Cut::Told(told) => {
-                let told = |_: &mut Context<'_>| match told.load(Ordering::Relaxed) {
-                    true => Poll::Ready(()),
-                    false => Poll::Pending,
-                };
-                poll_fn(told).await;
-            }
-        }
-    }
-
-    /// Its requests are cut, as they are told when they are polled next.
-    fn tell_cut(&self) {
-        if let Cut::Told(told) = &self.cut {
-            told.store(true, Ordering::Relaxed);
-        }
+    /// For one of its requests.
+    fn cut(&self) -> Cut {
+        Cut { drain: self.drain.clone(), listener: self.streams.then(|| self.drain.listener()) }
     }
 
     fn pinned(&self) -> Option<Arc<Worker>> {
@@ -302,6 +285,26 @@ impl Client {
     fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }
+
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+/// Tells one request when the drain cuts it.
+struct Cut {
+    drain: Drain,
+    /// Only where the request has its own task; the one that polls all requests of a connection (HTTP/1) listens for them.
+    listener: Option<Listener>,
+}
+
+impl Cut {
+    fn poll(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if let Some(listener) = &mut self.listener {
+            listener.listen(cx);
+        }
+        if self.drain.phase() >= Phase::Cut { Poll::Ready(()) } else { Poll::Pending }
+    }
 }
 
 /// A request of the client is under way for as long as this lives.
@@ -310,6 +313,7 @@ pub struct Busy(Arc<Client>);
 impl Busy {
     fn begin(client: Arc<Client>) -> Busy {
         client.busy.store(true, Ordering::Relaxed);
+        client.asked.fetch_add(1, Ordering::Relaxed);
         Busy(client)
     }
 }

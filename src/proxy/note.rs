@@ -71,7 +71,7 @@ impl Records {
                 ..Known::default()
             };
             let keeps_blocks = logged && self.access.keeps_blocks();
-            Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span })
+            Box::new(Mutex::new(Line { known, arrived: Instant::now(), keeps_blocks, logged, span }))
         });
         let id = headers.get(REQUEST_ID).cloned().map(OnceLock::from).unwrap_or_default();
         Note(Arc::new(Noted { random: AtomicBool::new(mode == Mode::Random), id, line }))
@@ -104,7 +104,7 @@ struct Noted {
     /// The client's own, or else the one that was made for it, once it was.
     id: OnceLock<HeaderValue>,
     /// `None` if nobody wants to know more.
-    line: Option<Mutex<Line>>,
+    line: Option<Box<Mutex<Line>>>,
 }
 
 impl Note {

@@ -11,7 +11,7 @@ use futures_util::future::{OptionFuture, pending};
 use thiserror::Error;
 use tokio::time::sleep;
 
-use super::Client;
+use super::{Client, Cut};
 use crate::config::Config;
 use crate::fleet::worker::Worker;
 
@@ -68,22 +68,45 @@ impl Heard {
 /// The patience with one answer. Polled whenever the answer is not ready.
 pub struct Patience {
     pub heard: Heard,
-    end: Pin<Box<dyn Future<Output = GivenUp> + Send>>,
+    cut: Cut,
+    /// Needs nobody to wake it until the worker is lost: as long as there is no limit on a wait, and the connection's own task polls this
+    /// when it hears of a lost worker.
+    at_rest: Option<Arc<Worker>>,
+    limits: Limits,
+    /// Made when it is first needed.
+    end: Option<Pin<Box<dyn Future<Output = GivenUp> + Send>>>,
 }
 
 impl Patience {
-    pub fn with(worker: Arc<Worker>, limits: Limits, client: Arc<Client>) -> Patience {
+    pub fn with(worker: Arc<Worker>, limits: Limits, client: &Client) -> Patience {
         let heard = Heard::default();
-        Patience { end: Box::pin(end(worker, heard.clone(), limits, client)), heard }
+        let unlimited = limits.silence.is_none() && limits.response.is_none();
+        let mut patience = Patience { cut: client.cut(), at_rest: None, limits, end: None, heard };
+        if unlimited && !client.streams {
+            patience.at_rest = Some(worker);
+        } else {
+            patience.wait(worker);
+        }
+        patience
+    }
+
+    fn wait(&mut self, worker: Arc<Worker>) {
+        self.end = Some(Box::pin(end(worker, self.heard.clone(), self.limits)));
     }
 
     /// Ready when the wait is over. Not to be polled again after that.
     pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<GivenUp> {
-        self.end.as_mut().poll(cx)
+        if self.cut.poll(cx).is_ready() {
+            return Poll::Ready(GivenUp::Leaving);
+        }
+        if let Some(worker) = self.at_rest.take_if(|worker| worker.is_unreachable()) {
+            self.wait(worker);
+        }
+        self.end.as_mut().map_or(Poll::Pending, |end| end.as_mut().poll(cx))
     }
 }
 
-async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, client: Arc<Client>) -> GivenUp {
+async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
     let lost = async {
         match limits.when_unreachable {
             None => pending().await,
@@ -99,7 +122,6 @@ async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, client: Arc<Clie
     tokio::select! {
         () = lost => GivenUp::Lost,
         () = silent => GivenUp::Silent,
-        () = client.cut() => GivenUp::Leaving,
         Some(()) = OptionFuture::from(limits.response.map(sleep)) => GivenUp::Late,
     }
 }

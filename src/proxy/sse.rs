@@ -43,7 +43,12 @@ impl Events {
     pub fn feed(&mut self, piece: &[u8]) -> Seen {
         let mut seen = Seen::default();
         let mut rest = piece;
-        while !rest.is_empty() {
+        while let [first, ..] = rest {
+            if *first == b'\n' && !self.after_return && self.line.is_empty() {
+                self.end_event();
+                rest = &rest[1..];
+                continue;
+            }
             let end = memchr2(b'\n', b'\r', rest);
             let text = &rest[..end.unwrap_or(rest.len())];
             if !text.is_empty() {
@@ -84,12 +89,16 @@ impl Events {
             return;
         }
         if self.line.is_empty() {
-            self.in_event = false;
-            self.opening = false;
-            return;
+            return self.end_event();
         }
         self.judge_line(true, seen);
         self.next_line();
+    }
+
+    /// After an empty line.
+    fn end_event(&mut self) {
+        self.in_event = false;
+        self.opening = false;
     }
 
     /// After a line that was not empty.

@@ -3,8 +3,10 @@
 
 use std::any::Any;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response, Version, header};
@@ -32,17 +34,17 @@ pub fn stack(
         .layer(AccountLayer { proxy: proxy.clone() })
         // Next to the work: a bug in one request is that request's error, and takes no other request of its connection along.
         .map_future(catch)
-        .service(service_fn(move |inbound: Inbound| Box::pin(until_cut(proxy.clone(), inbound))))
+        .service(service_fn(move |inbound| until_cut(proxy.clone(), inbound)))
 }
 
 /// What waits when the drain cuts, for its body, a place or a worker, is told so.
-async fn until_cut(proxy: Arc<Proxy>, inbound: Inbound) -> Answered {
-    let client = inbound.client.clone();
-    tokio::select! {
-        biased;
-        answered = forward(proxy, inbound) => answered,
-        () = client.cut() => Err(ProxyError::Leaving),
-    }
+fn until_cut(proxy: Arc<Proxy>, inbound: Inbound) -> impl Future<Output = Answered> + Send {
+    let mut cut = inbound.client.cut();
+    let mut answered = Box::pin(forward(proxy, inbound));
+    poll_fn(move |cx| match answered.as_mut().poll(cx) {
+        Poll::Pending => cut.poll(cx).map(|()| Err(ProxyError::Leaving)),
+        answered => answered,
+    })
 }
 
 type Answered = Result<Response<ResponseBody>, ProxyError>;

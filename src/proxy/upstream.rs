@@ -28,7 +28,7 @@ pub struct Upstream {
     pub head: UpstreamHead,
     pub body: Bytes,
     /// Counts the body until the worker has answered.
-    pub _held: Held,
+    pub held: Held,
     /// Doing it twice does no harm but cost: inference, and what HTTP calls safe.
     pub repeatable: bool,
     pub connect: Duration,
@@ -55,7 +55,7 @@ impl Upstream {
         placed: &mut Placed,
     ) -> Result<(Response<Answer>, Patience), ProxyError> {
         let worker = placed.worker.clone();
-        let mut patience = Patience::with(worker.clone(), self.limits, client.clone());
+        let mut patience = Patience::with(worker.clone(), self.limits, client);
         let sent = {
             let heard = patience.heard.clone();
             let mut exchange = pin!(self.exchange(proxy, &worker, &heard));

@@ -146,10 +146,14 @@ impl UsageReader {
 
 /// The place after the first `"usage"` that is a key, if there is one.
 fn find_key(text: &[u8]) -> Option<usize> {
-    FINDER.find_iter(text).find_map(|at| {
-        let before = at.checked_sub(1).map(|before| text[before]);
-        matches!(before, Some(b'{' | b',' | b' ' | b'\t' | b'\n' | b'\r')).then_some(at + KEY.len())
-    })
+    let mut from = 0;
+    loop {
+        let at = from + FINDER.find(&text[from..])?;
+        from = at + KEY.len();
+        if at > 0 && matches!(text[at - 1], b'{' | b',' | b' ' | b'\t' | b'\n' | b'\r') {
+            return Some(from);
+        }
+    }
 }
 
 #[derive(Deserialize)]

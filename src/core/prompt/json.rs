@@ -221,7 +221,7 @@ impl<'d> Value<'d> {
             let key = Text::new(&document.body[key + 1..key_end - 1], plain);
             let colon = skip_space(document.body, key_end);
             let value = Value { document, start: skip_space(document.body, colon + 1) };
-            if let Some(slot) = key.which(names) {
+            if let Some(slot) = key.which(&names) {
                 found[slot] = (!value.is_null()).then_some(value);
             }
             next = document.end(value.start);

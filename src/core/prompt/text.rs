@@ -22,11 +22,11 @@ impl<'d> Text<'d> {
 
     /// Whether this spells `word`, which needs no escape.
     pub fn is(self, word: &str) -> bool {
-        self.which([word]).is_some()
+        self.which(&[word]).is_some()
     }
 
     /// Which of `words`, none of which needs an escape, this spells.
-    pub fn which<const N: usize>(self, words: [&str; N]) -> Option<usize> {
+    pub fn which(self, words: &[&str]) -> Option<usize> {
         if self.plain {
             return words.iter().position(|word| word.as_bytes() == self.inside);
         }

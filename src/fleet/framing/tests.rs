@@ -184,3 +184,29 @@ proptest! {
         }
     }
 }
+
+/// Short texts of the bytes that matter there, each as it is and with a line's end.
+#[test]
+fn a_plain_size_is_what_the_line_says() {
+    const SIGNS: &[u8] = b"09aF \t;\r\nx";
+    let mut plain = 0;
+    for number in 0..SIGNS.len().pow(4) {
+        let signs = |at: u32| SIGNS[number / SIGNS.len().pow(at) % SIGNS.len()];
+        for length in 0..=4 {
+            for end in ["", "\r\n", "\r\nrest"] {
+                let text: Vec<u8> = (0..length).map(signs).chain(end.bytes()).collect();
+                let Some((size, length)) = plain_size(&text) else { continue };
+                plain += 1;
+                let line = line_of(&text, LONGEST_SIZE_LINE).unwrap().unwrap();
+                assert_eq!((size_of(line).unwrap(), line.len() + 2), (size, length), "{text:?}");
+            }
+        }
+    }
+    assert!(plain > 1_000, "{plain}");
+    for (text, size) in [("7\r\n", 7), ("0\r\n", 0), ("1fFf\r\nx", 0x1fff), ("fffffff\r\n", 0xfff_ffff)] {
+        assert_eq!(plain_size(text.as_bytes()), Some((size, text.find('\n').unwrap() + 1)));
+    }
+    for text in ["", "7", "7\r", "\r\n", "7;x\r\n", "7 \r\n", "12345678\r\n", "-1\r\n", "+1\r\n"] {
+        assert_eq!(plain_size(text.as_bytes()), None, "{text:?}");
+    }
+}
