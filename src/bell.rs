@@ -21,7 +21,9 @@ struct Listening {
 
 impl Bell {
     pub fn ring(&self) {
-        self.0.lock().wakers.values().for_each(Waker::wake_by_ref);
+        // A task that ends by being woken takes its listener away.
+        let wakers: Vec<Waker> = self.0.lock().wakers.values().cloned().collect();
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     pub fn listener(&self) -> Listener {

@@ -1,6 +1,6 @@
 //! Polls a connection again at once where that is what it asked for while it was polled: hyper hands a body over in two steps, and has
-//! its task woken for the second. To go through the runtime for that would cost a small request a tenth of its time, most of it for
-//! code that is in the processor's cache now and not by then.
+//! its task woken for the second. Through the runtime, the second would come when other tasks' code has taken the place of this one's
+//! in the processor's cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

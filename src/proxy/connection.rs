@@ -235,8 +235,8 @@ enum Ended {
     Idle,
 }
 
-/// Bounds the wait for the head of a request. All requests of a connection have one timer: to set it anew costs a hundredth of a small
-/// request, to make another several.
+/// Bounds the wait for the head of a request. All requests of a connection have one timer, which is moved: the runtime's list of timers
+/// has no part in that, as it has where one is made and dropped.
 struct HeadTime {
     limit: Option<Duration>,
     timer: Pin<Box<Sleep>>,

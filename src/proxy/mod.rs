@@ -266,8 +266,8 @@ impl Client {
     }
 
     /// For one of its requests.
-    fn cut(&self) -> Cut {
-        Cut { drain: self.drain.clone(), listener: self.streams.then(|| self.drain.listener()) }
+    fn cut(self: &Arc<Self>) -> Cut {
+        Cut { client: self.clone(), listener: self.streams.then(|| self.drain.listener()) }
     }
 
     fn pinned(&self) -> Option<Arc<Worker>> {
@@ -293,7 +293,7 @@ impl Client {
 
 /// Tells one request when the drain cuts it.
 struct Cut {
-    drain: Drain,
+    client: Arc<Client>,
     /// Only where the request has its own task; the one that polls all requests of a connection (HTTP/1) listens for them.
     listener: Option<Listener>,
 }
@@ -303,7 +303,7 @@ impl Cut {
         if let Some(listener) = &mut self.listener {
             listener.listen(cx);
         }
-        if self.drain.phase() >= Phase::Cut { Poll::Ready(()) } else { Poll::Pending }
+        if self.client.drain.phase() >= Phase::Cut { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 

@@ -78,7 +78,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn with(worker: Arc<Worker>, limits: Limits, client: &Client) -> Patience {
+    pub fn with(worker: Arc<Worker>, limits: Limits, client: &Arc<Client>) -> Patience {
         let heard = Heard::default();
         let unlimited = limits.silence.is_none() && limits.response.is_none();
         let mut patience = Patience { cut: client.cut(), at_rest: None, limits, end: None, heard };
