@@ -217,6 +217,18 @@ async fn connections_that_bring_no_head_are_closed_in_time() {
     until("all to be closed", all_closed).await;
 }
 
+/// Its first bytes are left where they lie until it is clear what it speaks, and behind them nobody sees a plain end.
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_first_word_is_gone() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.timeouts.client_head = None).await;
+    let mut client = router.client().await;
+    client.send("P").await;
+    router.metric_is("warmroute_client_connections", 1.0).await;
+    drop(client);
+    router.metric_is("warmroute_client_connections", 0.0).await;
+}
+
 #[tokio::test]
 async fn bodies_together_have_a_bound_and_give_their_room_back() {
     let engine = FakeEngine::start().await;

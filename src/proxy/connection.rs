@@ -41,8 +41,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// What an HTTP/2 client says first (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The time between looks at a preface that comes in pieces, which none does in practice.
+/// The time between looks at a preface that comes in pieces, which none does in practice: at first, and when nothing comes.
 const PREFACE_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PREFACE_PAUSE: Duration = Duration::from_millis(500);
 /// Requests at once on one HTTP/2 connection, and bytes that may be under way to us on each and on all of them.
 const STREAMS: u32 = 256;
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -64,21 +65,26 @@ pub async fn serve(
         Ok(both) => both,
         Err(error) => return tracing::debug!("client connection ended at once: {error}"),
     };
+    let opened = Instant::now();
     let _open = Open::count(proxy.metrics.client_connections.clone());
     let config = proxy.config.load_full();
     let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
     let begin_time = if tls.is_some() { head_time.min(HANDSHAKE_TIME) } else { head_time };
     let spoken = tokio::select! {
-        spoken = timeout(begin_time, begin(socket, tls)) => spoken,
+        spoken = timeout(begin_time, begin(socket, &remote, tls)) => spoken,
         // Nothing was asked on it yet, so nothing is lost.
         () = proxy.drain.at_least(Phase::Draining) => return,
     };
     let client = |proto| Arc::new(Client::new(peer, proto, proxy.drain.clone()));
     let streams = |proto| Arc::new(Client::with_streams(peer, proto, proxy.drain.clone()));
     match spoken {
-        Ok(Ok(Spoken::Http1(socket))) => serve_http1(socket, remote, client("http"), proxy, &config).await,
+        Ok(Ok(Spoken::Http1(socket))) => {
+            serve_http1(socket, remote, opened, client("http"), proxy, &config).await
+        }
         Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, streams("http"), proxy, &config).await,
-        Ok(Ok(Spoken::Https1(stream))) => serve_http1(stream, remote, client("https"), proxy, &config).await,
+        Ok(Ok(Spoken::Https1(stream))) => {
+            serve_http1(stream, remote, opened, client("https"), proxy, &config).await
+        }
         Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, streams("https"), proxy, &config).await,
         Ok(Ok(Spoken::NoTls(socket))) => turn_away(socket).await,
         Ok(Err(error)) => tracing::debug!("client connection ended before a request: {error}"),
@@ -95,9 +101,13 @@ enum Spoken {
     NoTls(Socket),
 }
 
-async fn begin(socket: Socket, tls: Option<Acceptor>) -> io::Result<Spoken> {
+async fn begin(socket: Socket, remote: &Remote, tls: Option<Acceptor>) -> io::Result<Spoken> {
     let Some(tls) = tls else {
-        return Ok(if speaks_http2(&socket).await? { Spoken::Http2(socket) } else { Spoken::Http1(socket) });
+        return Ok(if speaks_http2(&socket, remote).await? {
+            Spoken::Http2(socket)
+        } else {
+            Spoken::Http1(socket)
+        });
     };
     Ok(match tls.accept(socket).await? {
         Begun::Secure(stream) if agreed_http2(&stream) => Spoken::Https2(stream),
@@ -118,8 +128,9 @@ async fn turn_away(mut socket: Socket) {
 }
 
 /// Looks at the first bytes without taking them.
-async fn speaks_http2(socket: &Socket) -> std::io::Result<bool> {
+async fn speaks_http2(socket: &Socket, remote: &Remote) -> io::Result<bool> {
     let mut first = [0; PREFACE.len()];
+    let mut pause = PREFACE_PAUSE;
     loop {
         let seen = socket.peek(&mut first).await?;
         if seen == 0 || first[..seen] != PREFACE[..seen] {
@@ -128,13 +139,18 @@ async fn speaks_http2(socket: &Socket) -> std::io::Result<bool> {
         if seen == PREFACE.len() {
             return Ok(true);
         }
-        tokio::time::sleep(PREFACE_PAUSE).await;
+        // Of more bytes nobody tells while these are not taken.
+        if timeout(pause, remote.left()).await.is_ok() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        pause = (2 * pause).min(LONGEST_PREFACE_PAUSE);
     }
 }
 
 async fn serve_http1<S: Stream>(
     stream: S,
     remote: Remote,
+    opened: Instant,
     client: Arc<Client>,
     proxy: Arc<Proxy>,
     config: &Config,
@@ -163,11 +179,13 @@ async fn serve_http1<S: Stream>(
     // Of a worker that is lost the requests hear by being polled.
     let (mut lost, mut phases) = (proxy.fleet.lost.listener(), proxy.drain.listener());
     let mut again = Again::default();
-    let mut head_time = HeadTime::new(config.timeouts.client_head);
+    let mut head_time = HeadTime::new(config.timeouts.client_head, opened);
     let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| {
         lost.listen(cx);
         match again.poll(cx, |cx| connection.poll_without_shutdown(cx)) {
             Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
+            // The answer is not over for a client that has still to take the end of it.
+            Poll::Pending if remote.is_full() => head_time.rest(),
             Poll::Pending => head_time.poll(cx, client.asked()).map(|()| Ended::Idle),
             polled => polled.map(Ended::Served),
         }
@@ -245,8 +263,16 @@ struct HeadTime {
 }
 
 impl HeadTime {
-    fn new(limit: Option<Duration>) -> HeadTime {
-        HeadTime { limit, timer: Box::pin(sleep(Duration::ZERO)), asked: None }
+    /// For a connection that was opened then.
+    fn new(limit: Option<Duration>, opened: Instant) -> HeadTime {
+        let left = limit.unwrap_or_default().saturating_sub(opened.elapsed());
+        HeadTime { limit, timer: Box::pin(sleep(left)), asked: Some(0) }
+    }
+
+    /// The answer to the last request is still being taken.
+    fn rest<T>(&mut self) -> Poll<T> {
+        self.asked = None;
+        Poll::Pending
     }
 
     /// Ready when the limit has passed since the answer to the last of so many requests. To be polled when none is under way.
@@ -331,5 +357,50 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+    const MOST_OF_IT: Duration = Duration::from_secs(9);
+
+    /// Whether the time is up.
+    async fn is_up(head_time: &mut HeadTime, asked: u64) -> bool {
+        poll_fn(|cx| Poll::Ready(head_time.poll(cx, asked).is_ready())).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_for_a_head_is_from_the_opening_or_the_answer_before() {
+        let opened = Instant::now();
+        advance(MOST_OF_IT).await;
+        let mut head_time = HeadTime::new(Some(LIMIT), opened);
+        assert!(!is_up(&mut head_time, 0).await);
+        advance(MOST_OF_IT).await;
+        assert!(is_up(&mut head_time, 0).await, "counted from the opening");
+        assert!(!is_up(&mut head_time, 1).await, "anew after a request");
+        advance(MOST_OF_IT).await;
+        assert!(!is_up(&mut head_time, 1).await);
+        assert!(head_time.rest::<()>().is_pending());
+        advance(MOST_OF_IT).await;
+        assert!(!is_up(&mut head_time, 1).await, "anew once its answer was taken");
+        advance(LIMIT + Duration::from_millis(1)).await;
+        assert!(is_up(&mut head_time, 1).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_limit_or_with_one_beyond_the_clock_nothing_ends() {
+        for limit in [None, Some(Duration::MAX)] {
+            let mut head_time = HeadTime::new(limit, Instant::now());
+            for asked in [0, 1] {
+                assert!(!is_up(&mut head_time, asked).await);
+                advance(Duration::from_secs(1_000_000)).await;
+                assert!(!is_up(&mut head_time, asked).await);
+            }
+        }
     }
 }

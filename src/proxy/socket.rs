@@ -14,14 +14,23 @@ use tokio::net::TcpStream;
 /// The side that reads and writes. Dropped, it closes the socket.
 pub struct Socket {
     stream: Arc<TcpStream>,
-    unfinished: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+/// What one hand tells the other.
+#[derive(Default)]
+struct Shared {
+    /// What is being sent ends with the connection, and has not ended yet.
+    unfinished: AtomicBool,
+    /// The client has still to take what was written before more can be.
+    full: AtomicBool,
 }
 
 /// The side that looks on.
 #[derive(Clone)]
 pub struct Remote {
     stream: Arc<TcpStream>,
-    unfinished: Arc<AtomicBool>,
+    shared: Arc<Shared>,
 }
 
 impl Socket {
@@ -31,9 +40,9 @@ impl Socket {
     /// If the connection broke.
     pub fn new(stream: TcpStream) -> io::Result<(Socket, Remote)> {
         stream.set_nodelay(true)?;
-        let (stream, unfinished) = (Arc::new(stream), Arc::new(AtomicBool::new(false)));
-        let remote = Remote { stream: stream.clone(), unfinished: unfinished.clone() };
-        Ok((Socket { stream, unfinished }, remote))
+        let (stream, shared) = (Arc::new(stream), Arc::<Shared>::default());
+        let remote = Remote { stream: stream.clone(), shared: shared.clone() };
+        Ok((Socket { stream, shared }, remote))
     }
 
     /// Reads without taking.
@@ -60,17 +69,22 @@ impl Remote {
     /// What is being sent ends with the connection (HTTP/1.0): until all of it is [`finished`](Remote::finished), a close is
     /// a reset, which nobody takes for the end.
     pub fn ends_by_close(&self) {
-        self.unfinished.store(true, Ordering::Release);
+        self.shared.unfinished.store(true, Ordering::Release);
     }
 
     pub fn finished(&self) {
-        self.unfinished.store(false, Ordering::Release);
+        self.shared.unfinished.store(false, Ordering::Release);
+    }
+
+    /// Something is written that the client has not taken yet, as far as it was tried.
+    pub fn is_full(&self) -> bool {
+        self.shared.full.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if self.unfinished.load(Ordering::Acquire) {
+        if self.shared.unfinished.load(Ordering::Acquire) {
             // If that fails the connection is broken already.
             let _ = socket2::SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
         }
@@ -104,10 +118,17 @@ impl Socket {
         send: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.stream.poll_write_ready(cx))?;
+            let Poll::Ready(ready) = self.stream.poll_write_ready(cx) else {
+                self.shared.full.store(true, Ordering::Relaxed);
+                return Poll::Pending;
+            };
+            ready?;
             match send(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                sent => return Poll::Ready(sent),
+                sent => {
+                    self.shared.full.store(false, Ordering::Relaxed);
+                    return Poll::Ready(sent);
+                }
             }
         }
     }
@@ -137,13 +158,41 @@ impl AsyncWrite for Socket {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    async fn pair() -> (TcpStream, Socket, Remote) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (socket, remote) = Socket::new(listener.accept().await.unwrap().0).unwrap();
+        (client, socket, remote)
+    }
 
     #[tokio::test]
     async fn what_is_written_to_a_client_goes_out_at_once() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (socket, _) = Socket::new(listener.accept().await.unwrap().0).unwrap();
+        let (_client, socket, _) = pair().await;
         assert!(socket.stream.nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_fills_its_socket_until_it_reads() {
+        let (mut client, mut socket, remote) = pair().await;
+        let piece = vec![b'x'; 64 << 10];
+        let mut written = 0;
+        while let Some(wrote) = socket.write(&piece).now_or_never() {
+            assert!(!remote.is_full());
+            written += wrote.unwrap();
+        }
+        assert!(remote.is_full());
+        let (_, wrote) = tokio::join!(
+            async {
+                let mut taken = vec![0; written];
+                client.read_exact(&mut taken).await.unwrap();
+            },
+            socket.write(&piece)
+        );
+        assert!(wrote.unwrap() > 0 && !remote.is_full());
     }
 }
