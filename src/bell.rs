@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
@@ -24,6 +25,16 @@ impl Bell {
         // A task that ends by being woken takes its listener away.
         let wakers: Vec<Waker> = self.0.lock().wakers.values().cloned().collect();
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until it holds, looking whenever the bell rings.
+    pub async fn until(&self, holds: impl Fn() -> bool) {
+        let mut listener = self.listener();
+        let look = |cx: &mut Context<'_>| {
+            listener.listen(cx);
+            if holds() { Poll::Ready(()) } else { Poll::Pending }
+        };
+        poll_fn(look).await;
     }
 
     pub fn listener(&self) -> Listener {
@@ -67,14 +78,15 @@ impl Drop for Listener {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use super::*;
 
+    /// A task that counts how often it is woken.
     #[derive(Default)]
-    struct Woken(AtomicUsize);
+    pub(crate) struct Woken(AtomicUsize);
 
     impl Wake for Woken {
         fn wake(self: Arc<Self>) {
@@ -87,7 +99,7 @@ mod tests {
             listener.listen(&Context::from_waker(&Waker::from(self.clone())));
         }
 
-        fn count(&self) -> usize {
+        pub(crate) fn count(&self) -> usize {
             self.0.load(Ordering::Relaxed)
         }
     }

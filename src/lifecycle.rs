@@ -1,6 +1,9 @@
 //! The life of the process as types: its clock, what it was asked to do ([`Stop`]), and how far the drain has come
 //! ([`Phase`]).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -116,10 +119,14 @@ pub enum Phase {
     Cut,
 }
 
+/// In their order.
+const PHASES: [Phase; 4] = [Phase::Serving, Phase::Leaving, Phase::Draining, Phase::Cut];
+
 /// The phase, and the count of connections that must end before the process may. Cloned to whoever has to follow it.
 #[derive(Clone, Debug)]
 pub struct Drain {
-    phase: watch::Sender<Phase>,
+    /// One of [`PHASES`], by its place.
+    phase: Arc<AtomicUsize>,
     /// Rung when the phase changes.
     bell: Bell,
     open: watch::Sender<usize>,
@@ -127,11 +134,7 @@ pub struct Drain {
 
 impl Default for Drain {
     fn default() -> Self {
-        Drain {
-            phase: watch::Sender::new(Phase::Serving),
-            bell: Bell::default(),
-            open: watch::Sender::new(0),
-        }
+        Drain { phase: Arc::default(), bell: Bell::default(), open: watch::Sender::new(0) }
     }
 }
 
@@ -150,18 +153,13 @@ impl Drop for Blocker {
 
 impl Drain {
     pub fn phase(&self) -> Phase {
-        *self.phase.borrow()
+        PHASES[self.phase.load(Ordering::Acquire)]
     }
 
     pub fn advance(&self, to: Phase) {
-        self.phase.send_if_modified(|phase| {
-            let later = to > *phase;
-            if later {
-                *phase = to;
-            }
-            later
-        });
-        self.bell.ring();
+        if self.phase.fetch_max(to as usize, Ordering::AcqRel) < to as usize {
+            self.bell.ring();
+        }
     }
 
     /// Hears when the phase may have changed, for who looks at it often.
@@ -171,9 +169,7 @@ impl Drain {
 
     /// Waits until the phase is at least `phase`.
     pub async fn at_least(&self, phase: Phase) {
-        let mut now = self.phase.subscribe();
-        // The sender is ourselves, so it cannot be gone.
-        let _ = now.wait_for(|now| *now >= phase).await;
+        self.bell.until(|| self.phase() >= phase).await;
     }
 
     pub fn block(&self) -> Blocker {

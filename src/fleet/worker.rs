@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use http::HeaderValue;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use super::activity::Activity;
 use super::connection::Pool;
@@ -40,7 +40,7 @@ pub struct Worker {
     /// Requests that have a place here.
     pub open: Arc<AtomicUsize>,
     /// Whether connections to it fail: what it still owes will hardly come.
-    unreachable: watch::Sender<bool>,
+    unreachable: AtomicBool,
     /// Rung when they begin to.
     lost: Bell,
     /// What it says of itself.
@@ -111,7 +111,7 @@ impl Worker {
             state: Mutex::new(state),
             activity: Activity::default(),
             open: Arc::default(),
-            unreachable: watch::Sender::new(false),
+            unreachable: AtomicBool::new(false),
             lost,
             metrics,
             key: key_of(&config.url.to_string()),
@@ -259,14 +259,12 @@ impl Worker {
     }
 
     pub fn is_unreachable(&self) -> bool {
-        *self.unreachable.borrow()
+        self.unreachable.load(Ordering::Acquire)
     }
 
     /// Waits until connections to the worker fail.
     pub async fn unreachable(&self) {
-        let mut unreachable = self.unreachable.subscribe();
-        // The sender is ourselves, so it cannot be gone.
-        let _ = unreachable.wait_for(|unreachable| *unreachable).await;
+        self.lost.until(|| self.is_unreachable()).await;
     }
 
     /// Tells the worker's health; answers whether it stands elsewhere, or may be picked otherwise, than before.
@@ -286,8 +284,7 @@ impl Worker {
     }
 
     fn set_unreachable(&self, unreachable: bool) {
-        self.unreachable.send_replace(unreachable);
-        if unreachable {
+        if !self.unreachable.swap(unreachable, Ordering::AcqRel) && unreachable {
             self.lost.ring();
         }
     }

@@ -69,24 +69,9 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-    use std::sync::atomic::AtomicUsize;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    impl Woken {
-        fn count(&self) -> usize {
-            self.0.load(Ordering::Relaxed)
-        }
-    }
+    use crate::bell::tests::Woken;
 
     /// Polls something that asks to be polled again so many times before it is ready, and says how often it was polled.
     fn polled(again: &mut Again, task: &Arc<Woken>, asks: usize) -> (usize, bool) {

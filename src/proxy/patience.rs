@@ -69,29 +69,27 @@ impl Heard {
 pub struct Patience {
     pub heard: Heard,
     cut: Cut,
-    /// Needs nobody to wake it until the worker is lost: as long as there is no limit on a wait, and the connection's own task polls this
-    /// when it hears of a lost worker.
-    at_rest: Option<Arc<Worker>>,
     limits: Limits,
-    /// Made when it is first needed.
-    end: Option<Pin<Box<dyn Future<Output = GivenUp> + Send>>>,
+    wait: Wait,
+}
+
+enum Wait {
+    /// Nobody has to wake it until the worker is lost: there is no other limit, and the connection's own task polls this when it hears of a
+    /// lost worker.
+    AtRest(Arc<Worker>),
+    Ends(Pin<Box<dyn Future<Output = GivenUp> + Send>>),
 }
 
 impl Patience {
     pub fn with(worker: Arc<Worker>, limits: Limits, client: &Arc<Client>) -> Patience {
         let heard = Heard::default();
-        let unlimited = limits.silence.is_none() && limits.response.is_none();
-        let mut patience = Patience { cut: client.cut(), at_rest: None, limits, end: None, heard };
-        if unlimited && !client.streams {
-            patience.at_rest = Some(worker);
+        let rests = limits.silence.is_none() && limits.response.is_none() && !client.streams;
+        let wait = if rests {
+            Wait::AtRest(worker)
         } else {
-            patience.wait(worker);
-        }
-        patience
-    }
-
-    fn wait(&mut self, worker: Arc<Worker>) {
-        self.end = Some(Box::pin(end(worker, self.heard.clone(), self.limits)));
+            Wait::Ends(Box::pin(end(worker, heard.clone(), limits)))
+        };
+        Patience { heard, cut: client.cut(), limits, wait }
     }
 
     /// Ready when the wait is over. Not to be polled again after that.
@@ -99,10 +97,16 @@ impl Patience {
         if self.cut.poll(cx).is_ready() {
             return Poll::Ready(GivenUp::Leaving);
         }
-        if let Some(worker) = self.at_rest.take_if(|worker| worker.is_unreachable()) {
-            self.wait(worker);
+        if let Wait::AtRest(worker) = &self.wait {
+            if !worker.is_unreachable() {
+                return Poll::Pending;
+            }
+            self.wait = Wait::Ends(Box::pin(end(worker.clone(), self.heard.clone(), self.limits)));
         }
-        self.end.as_mut().map_or(Poll::Pending, |end| end.as_mut().poll(cx))
+        match &mut self.wait {
+            Wait::AtRest(_) => Poll::Pending,
+            Wait::Ends(end) => end.as_mut().poll(cx),
+        }
     }
 }
 
