@@ -1,7 +1,7 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
 //! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`], or what [`tls`] makes of it,
-//!    within its limits;
+//!    within its limits, polled by [`again`];
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
