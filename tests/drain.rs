@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use warmroute::app::Ended;
 use warmroute::config::{Config, Mode};
+use warmroute::lifecycle::Phase;
 use warmroute::metrics::Outcome;
 use warmroute::testing::{FakeEngine, Gate, Step, TestRouter, Wire, until};
 
@@ -177,6 +178,22 @@ async fn a_client_that_reads_nothing_holds_nobody_up_at_the_deadline() {
     engine.next([vec![Step::stream_head()], vec![flood; 64], vec![Step::AwaitClose]].concat());
     let _client = begin_stream(&router).await;
     router.stop.request();
+    all_cut(router, &engine, 1).await;
+}
+
+/// There is always more to read of its worker.
+#[tokio::test]
+async fn a_client_that_reads_slowly_is_told_at_the_deadline() {
+    let engine = FakeEngine::start().await;
+    let router = cut_short(&engine, |_| {}).await;
+    let flood = Step::chunk(format!("data: {}\n\n", "x".repeat(1 << 20)));
+    engine.next([vec![Step::stream_head()], vec![flood; 64], vec![Step::last_chunk()]].concat());
+    let mut client = begin_stream(&router).await;
+    router.stop.request();
+    until("the deadline", async || router.proxy.drain.phase() == Phase::Cut).await;
+    let got = rest(&mut client).await;
+    assert!(got[got.len().saturating_sub(400)..].contains("\"shutting_down\""));
+    assert!(got.len() < 60 << 20, "{} bytes more", got.len());
     all_cut(router, &engine, 1).await;
 }
 

@@ -217,6 +217,51 @@ async fn connections_that_bring_no_head_are_closed_in_time() {
     until("all to be closed", all_closed).await;
 }
 
+/// More than the system holds on the way to a client that reads nothing.
+fn flood() -> Vec<Step> {
+    let piece = Step::chunk(format!("data: {}\n\n", "x".repeat(1 << 20)));
+    [vec![Step::stream_head()], vec![piece; 64], vec![Step::last_chunk()]].concat()
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_of_its_answer_gives_its_place_back_in_time() {
+    let engine = FakeEngine::start().await;
+    let router =
+        limited(&engine, |config| config.timeouts.client_read = Some(Duration::from_millis(200))).await;
+    for _ in 0..2 {
+        engine.next(flood());
+    }
+    let (_standing_still, mut reading) = (send(&router).await, send(&router).await);
+    let whole = reading.answer("POST").await.expect("an answer");
+    assert!(whole.complete && whole.body.len() > 64 << 20, "it took what there was");
+    router.metric_is(r#"warmroute_requests_total{mode="kv",outcome="client_gone",route="chat"}"#, 1.0).await;
+    router.metric_is("warmroute_requests_in_flight", 0.0).await;
+    router.metric_is("warmroute_client_connections", 1.0).await;
+}
+
+#[tokio::test]
+async fn an_answer_has_its_time_though_its_worker_is_always_ahead_of_its_client() {
+    let engine = FakeEngine::start().await;
+    let router = limited(&engine, |config| config.timeouts.response = Some(Duration::from_millis(100))).await;
+    engine.next(flood());
+    let mut slow = send(&router).await;
+    slow.head().await.expect("a stream");
+    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+    let late = send(&router).await.answer("POST").await.expect("an answer");
+    assert!(late.complete && late.text().contains("\"gateway_timeout\""), "{}", late.text());
+    // That one began later, so its time is over too.
+    let mut rest = Vec::new();
+    while !rest.ends_with(b"\r\n0\r\n\r\n") {
+        rest.extend(slow.piece().await);
+    }
+    let end = String::from_utf8_lossy(&rest[rest.len().saturating_sub(400)..]);
+    assert!(end.contains("\"gateway_timeout\""), "{end}");
+    assert!(rest.len() < 60 << 20, "{} bytes more", rest.len());
+    let blamed =
+        format!(r#"warmroute_worker_failures_total{{cause="silent",worker="{}"}}"#, engine.address());
+    assert_eq!(router.metric(&blamed).await, 1.0, "for the one that it was late with");
+}
+
 /// Its first bytes are left where they lie until it is clear what it speaks, and behind them nobody sees a plain end.
 #[tokio::test]
 async fn a_client_that_leaves_in_the_middle_of_its_first_word_is_gone() {

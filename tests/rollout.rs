@@ -119,6 +119,35 @@ async fn an_engines_own_word_of_failure_passes_and_is_counted() {
     );
 }
 
+/// One of its streams still comes, which says that it is there, and not that it will go on.
+#[tokio::test]
+async fn a_worker_that_takes_no_connections_is_lost_though_one_of_its_streams_goes_on() {
+    let engine = FakeEngine::start().await;
+    let mut config = hasty(TestRouter::config(Mode::Kv, &[&engine]));
+    // The stream brings more between any two probes, and is seen to.
+    config.health.interval = Some(Duration::from_millis(250));
+    let router = TestRouter::start(config).await;
+    let gate = Gate::default();
+    engine.next(vec![Step::stream_head(), Step::chunk("data: 1\n\n"), Step::AwaitClose]);
+    let mut hanging = send(&router, CHAT).await;
+    engine.saw(1).await;
+    let (piece, pause) = (Step::chunk("data: 1\n\n"), Step::Work(Duration::from_millis(10)));
+    let goes_on: Vec<Step> = (0..3_000).flat_map(|_| [piece.clone(), pause.clone()]).collect();
+    engine.next([vec![Step::stream_head()], goes_on, vec![Step::Await(gate), Step::Close]].concat());
+    let mut going_on = send(&router, CHAT).await;
+    going_on.head().await.expect("a stream");
+    engine.stop_listening().await;
+    let state = format!(r#"warmroute_worker_state{{state="unreachable",worker="{}"}}"#, engine.address());
+    router.metric_is(&state, 1.0).await;
+    let told = hanging.answer("POST").await.expect("an answer").text();
+    assert!(told.contains("\"stream_broken\""), "{told}");
+    for _ in 0..5 {
+        let piece = String::from_utf8(going_on.piece().await).expect("text");
+        assert!(piece.starts_with("9\r\ndata: 1") && !piece.contains("error"), "it goes on: {piece}");
+    }
+    assert_eq!(router.metric(&state).await, 1.0);
+}
+
 #[tokio::test]
 async fn a_worker_that_is_told_to_end_leaves_nobody_hanging() {
     let (one, two) = (FakeEngine::start().await, FakeEngine::start().await);

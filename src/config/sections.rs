@@ -290,6 +290,9 @@ pub struct Timeouts {
     /// Between two pieces of a request body.
     #[serde(with = "scalar::timer")]
     pub client_body: Option<Duration>,
+    /// Longest time in which a client takes nothing of what was written to it; then its connection is closed.
+    #[serde(with = "scalar::timer")]
+    pub client_read: Option<Duration>,
     /// Longest wait in the queue for a place at a worker (see `limits.in_flight`).
     #[serde(with = "scalar::duration")]
     pub queue: Duration,
@@ -313,6 +316,8 @@ impl Default for Timeouts {
             // Above the 60 s for which common load balancers keep a connection: they must be the ones to close it.
             client_head: Some(Duration::from_secs(75)),
             client_body: Some(Duration::from_secs(30)),
+            // A program may stand still over what it has read; by then megabytes wait for it, and a worker with them.
+            client_read: Some(Duration::from_secs(300)),
             queue: Duration::from_secs(30),
             // A long prompt in a long queue is silent for minutes, and a long generation takes as long as it takes.
             silence: None,

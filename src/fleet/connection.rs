@@ -170,6 +170,11 @@ impl Connection {
         }))
     }
 
+    /// Opened for this exchange.
+    pub fn is_new(&self) -> bool {
+        !self.reused
+    }
+
     /// Takes the socket out of HTTP, with what was read of it already.
     pub(super) fn into_tunnel(self) -> Tunnel {
         Tunnel { stream: self.stream, early: self.read.freeze(), _counted: self._counted }

@@ -12,10 +12,14 @@
 //!           Stalled       it has requests and brings nothing for any of them
 //!           Erring        most of what it has answered of late are errors of its own
 //!  Out   --probe passed, if Unreachable, Insecure or Unhealthy--> Up
-//!  Out   --an answer, if not Erring--> Up
+//!  Out   --an answer, if Unhealthy, Broke or Stalled--> Up
+//!  Out   --more of an answer from before, if Unhealthy or Stalled--> Up
 //!  Out   --its time is over, if a probe cannot or may not clear it--> Trial
 //!  Trial --an answer--> Up        Trial --a failure--> Out, for twice as long
 //! ```
+//!
+//! Connections that fail are counted until one is opened: what comes on those that are open says nothing of it. A worker that is
+//! told to end refuses new ones and brings its streams to their end, or not.
 //!
 //! An operator can have a worker take nothing new ([`Health::set_draining`]); its health goes on beneath.
 //!
@@ -40,8 +44,12 @@ pub enum Event {
     Unreachable,
     /// A connection was opened, but TLS failed on it.
     Insecure,
+    /// A connection was opened, for a request.
+    Opened,
     /// A request was answered: its first token, or its whole head where nothing is streamed.
     Answered,
+    /// More came of an answer that had begun before.
+    Moved,
     /// A request was answered with an error of the worker's own.
     Erred,
     /// The worker took a request and lost it.
@@ -56,6 +64,13 @@ pub enum Event {
     Unproven,
     /// Time has passed.
     Tick,
+}
+
+impl Event {
+    /// Changes nothing for a worker that is [`calm`](Health::is_calm).
+    pub fn is_good(self) -> bool {
+        matches!(self, Event::Opened | Event::Answered | Event::Moved)
+    }
 }
 
 /// The state by name.
@@ -94,7 +109,7 @@ enum State {
     },
 }
 
-/// Failures in a row, by kind.
+/// Failures by kind, each since what shows that it is over.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Failures {
     probes: usize,
@@ -188,7 +203,8 @@ impl Health {
                 failures.count(event, settings).map(|reason| out(reason, 1, now, settings))
             }
             State::Out { reason, until, times } => match event {
-                Event::Answered if *reason != Reason::Erring => Some(up()),
+                Event::Answered if reason.is_cleared_by_an_answer() => Some(up()),
+                Event::Moved if matches!(reason, Reason::Unhealthy | Reason::Stalled) => Some(up()),
                 Event::ProbePassed if reason.is_cleared_by_a_probe() => Some(up()),
                 Event::Tick if now >= *until && !reason.waits_for_a_probe(settings) => {
                     Some(State::Trial { taken: None, times: *times })
@@ -237,7 +253,9 @@ impl Failures {
     fn count(&mut self, event: Event, settings: &config::Health) -> Option<Reason> {
         match event {
             Event::ProbePassed => (self.probes, self.connects) = (0, 0),
-            Event::Answered => *self = Failures::default(),
+            Event::Opened => self.connects = 0,
+            Event::Answered => (self.probes, self.requests) = (0, 0),
+            Event::Moved => self.probes = 0,
             Event::ProbeFailed => {
                 self.probes += 1;
                 return (self.probes >= settings.probe_failures).then_some(Reason::Unhealthy);
@@ -297,6 +315,10 @@ impl Answers {
 impl Reason {
     fn is_cleared_by_a_probe(self) -> bool {
         matches!(self, Reason::Unreachable | Reason::Insecure | Reason::Unhealthy)
+    }
+
+    fn is_cleared_by_an_answer(self) -> bool {
+        matches!(self, Reason::Unhealthy | Reason::Broke | Reason::Stalled)
     }
 
     /// As long as probes run, they are the ones to find such a worker well again.

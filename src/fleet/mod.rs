@@ -402,7 +402,7 @@ impl Fleet {
 
     /// Tells the health of `worker` what happened to it.
     pub fn report(&self, worker: &Worker, event: Event) {
-        if worker.is_calm() && event == Event::Answered {
+        if worker.is_calm() && event.is_good() {
             return; // The path of nearly every request: nothing to change, nothing to lock.
         }
         self.record(worker, event);
@@ -486,7 +486,7 @@ impl Fleet {
         let now = self.clock.now();
         for worker in &self.snapshot.load().workers {
             match worker.activity.tick(now, stalled_after) {
-                Found::Progress => self.report(worker, Event::Answered),
+                Found::Progress => self.report(worker, Event::Moved),
                 Found::Stall => self.record(worker, Event::Stalled),
                 Found::Nothing => {}
             }

@@ -19,15 +19,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
 use super::again::Again;
 use super::socket::{Remote, Socket};
 use super::tls::{Acceptor, Begun, agreed_http2};
+use super::wait::{Awaited, Wait};
 use super::{Busy, Client, Proxy, stack};
-use crate::config::Config;
+use crate::config::{Config, Timeouts};
 use crate::lifecycle::{Blocker, Phase};
 
 /// Smallest buffer that hyper works with.
@@ -37,6 +38,9 @@ const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: u64 = 1 << 20;
 /// How long clients whose requests are cut by the drain have to take what they are told of it: less than the process waits for them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long the process, when it ends, waits for a client that has nothing under way and takes nothing: for the rest of a head, or for its
+/// answer to the ping of the goodbye. Of HTTP/2 the last of an answer may still wait for the client to have room.
+const GOODBYE: Duration = PING_TIMEOUT;
 /// For a TLS handshake, from the connection's opening.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// What an HTTP/2 client says first (RFC 9113, 3.4).
@@ -81,11 +85,15 @@ pub async fn serve(
         Ok(Ok(Spoken::Http1(socket))) => {
             serve_http1(socket, remote, opened, client("http"), proxy, &config).await
         }
-        Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, streams("http"), proxy, &config).await,
+        Ok(Ok(Spoken::Http2(socket))) => {
+            serve_http2(socket, remote, opened, streams("http"), proxy, &config).await
+        }
         Ok(Ok(Spoken::Https1(stream))) => {
             serve_http1(stream, remote, opened, client("https"), proxy, &config).await
         }
-        Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, streams("https"), proxy, &config).await,
+        Ok(Ok(Spoken::Https2(stream))) => {
+            serve_http2(stream, remote, opened, streams("https"), proxy, &config).await
+        }
         Ok(Ok(Spoken::NoTls(socket))) => turn_away(socket).await,
         Ok(Err(error)) => tracing::debug!("client connection ended before a request: {error}"),
         Err(_) => tracing::debug!("client connection brought nothing in time"),
@@ -179,14 +187,17 @@ async fn serve_http1<S: Stream>(
     // Of a worker that is lost the requests hear by being polled.
     let (mut lost, mut phases) = (proxy.fleet.lost.listener(), proxy.drain.listener());
     let mut again = Again::default();
-    let mut head_time = HeadTime::new(config.timeouts.client_head, opened);
+    let mut wait = Wait::of_opening(opened, config.timeouts.client_head);
     let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| {
         lost.listen(cx);
         match again.poll(cx, |cx| connection.poll_without_shutdown(cx)) {
-            Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
-            // The answer is not over for a client that has still to take the end of it.
-            Poll::Pending if remote.is_full() => head_time.rest(),
-            Poll::Pending => head_time.poll(cx, client.asked()).map(|()| Ended::Idle),
+            Poll::Pending if client.is_busy() && left.as_mut().poll(cx).is_ready() => {
+                Poll::Ready(Ended::Left)
+            }
+            Poll::Pending => match awaited(&client, &remote, &config.timeouts) {
+                None => Poll::Pending,
+                Some((awaited, limit)) => wait.poll(cx, awaited, limit).map(|()| Ended::Idle(awaited)),
+            },
             polled => polled.map(Ended::Served),
         }
     };
@@ -209,7 +220,7 @@ async fn serve_http1<S: Stream>(
     };
     match ended {
         Ended::Left => tracing::debug!("client left with a request under way"),
-        Ended::Idle => tracing::debug!("client connection brought no request in time"),
+        Ended::Idle(awaited) => tracing::debug!(?awaited, "client connection idle for too long"),
         Ended::Served(Ok(())) => {
             remote.finished();
             let parts = connection.into_parts();
@@ -249,42 +260,24 @@ enum Ended {
     Served(hyper::Result<()>),
     /// The client was gone before its answer.
     Left,
-    /// No head came in time.
-    Idle,
+    /// The client was waited for, for too long.
+    Idle(Awaited),
 }
 
-/// Bounds the wait for the head of a request. All requests of a connection have one timer, which is moved: the runtime's list of timers
-/// has no part in that, as it has where one is made and dropped.
-struct HeadTime {
-    limit: Option<Duration>,
-    timer: Pin<Box<Sleep>>,
-    /// As many requests had been asked when it was set.
-    asked: Option<u64>,
-}
-
-impl HeadTime {
-    /// For a connection that was opened then.
-    fn new(limit: Option<Duration>, opened: Instant) -> HeadTime {
-        let left = limit.unwrap_or_default().saturating_sub(opened.elapsed());
-        HeadTime { limit, timer: Box::pin(sleep(left)), asked: Some(0) }
-    }
-
-    /// The answer to the last request is still being taken.
-    fn rest<T>(&mut self) -> Poll<T> {
-        self.asked = None;
-        Poll::Pending
-    }
-
-    /// Ready when the limit has passed since the answer to the last of so many requests. To be polled when none is under way.
-    fn poll(&mut self, cx: &mut Context<'_>, asked: u64) -> Poll<()> {
-        let Some(limit) = self.limit else { return Poll::Pending };
-        if self.asked != Some(asked) {
-            self.asked = Some(asked);
-            // What is further off than the clock goes, tokio brings into its range.
-            let end = Instant::now().checked_add(limit).unwrap_or_else(|| sleep(limit).deadline());
-            self.timer.as_mut().reset(end);
-        }
-        self.timer.as_mut().poll(cx)
+/// What a client is waited for, and for how long at most; `None` while it waits for us.
+fn awaited(client: &Client, remote: &Remote, timeouts: &Timeouts) -> Option<(Awaited, Option<Duration>)> {
+    let (asked, written) = (client.asked(), remote.written());
+    if remote.is_full() {
+        Some((Awaited::Room { written }, timeouts.client_read))
+    } else if client.is_busy() {
+        None
+    } else if client.drain.phase() >= Phase::Draining {
+        Some((Awaited::Goodbye { asked, written }, Some(GOODBYE)))
+    } else if client.streams {
+        // Its pings say that it is there.
+        None
+    } else {
+        Some((Awaited::Head { asked }, timeouts.client_head))
     }
 }
 
@@ -295,16 +288,52 @@ fn http1_builder(config: &Config) -> http1::Builder {
 }
 
 /// HTTP/2: in TLS by agreement, without by prior knowledge.
-async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy>, config: &Config) {
+async fn serve_http2<S: Stream>(
+    stream: S,
+    remote: Remote,
+    opened: Instant,
+    client: Arc<Client>,
+    proxy: Arc<Proxy>,
+    config: &Config,
+) {
     let stack = stack::stack(proxy.clone());
     let (asking, serving) = (client.clone(), proxy.clone());
     let service = service_fn(move |request: Request<Incoming>| {
+        let busy = Busy::begin(asking.clone());
         let (proxy, version) = (serving.clone(), request.version());
-        stack
-            .clone()
-            .call((request, asking.clone()))
-            .map(move |answer| stack::rendered(answer, &proxy, version))
+        stack.clone().call((request, asking.clone())).map(move |answer| {
+            stack::rendered(answer, &proxy, version).map(|response| response.map(|body| body.keeping(busy)))
+        })
     });
+    let mut connection = pin!(http2_builder(config).serve_connection(TokioIo::new(stream), service));
+    let mut wait = Wait::of_opening(opened, None);
+    let mut phases = proxy.drain.listener();
+    let mut told = false;
+    let served = poll_fn(|cx| {
+        phases.listen(cx);
+        if !told && proxy.drain.phase() >= Phase::Draining {
+            told = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        match connection.as_mut().poll(cx) {
+            Poll::Pending => match awaited(&client, &remote, &config.timeouts) {
+                None => Poll::Pending,
+                Some((awaited, limit)) => wait.poll(cx, awaited, limit).map(|()| Ended::Idle(awaited)),
+            },
+            polled => polled.map(Ended::Served),
+        }
+    });
+    tokio::select! {
+        ended = served => match ended {
+            Ended::Served(Ok(())) | Ended::Left => {}
+            Ended::Served(Err(error)) => tracing::debug!("client connection ended: {error}"),
+            Ended::Idle(awaited) => tracing::debug!(?awaited, "client connection idle for too long"),
+        },
+        () = cut(&proxy) => {}
+    }
+}
+
+fn http2_builder(config: &Config) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -315,20 +344,7 @@ async fn serve_http2<S: Stream>(stream: S, client: Arc<Client>, proxy: Arc<Proxy
         .max_header_list_size(u32::try_from(config.limits.head).unwrap_or(u32::MAX))
         .keep_alive_interval(config.timeouts.client_head)
         .keep_alive_timeout(PING_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = proxy.drain.at_least(Phase::Draining) => {
-            connection.as_mut().graceful_shutdown();
-            tokio::select! {
-                result = connection => result,
-                () = cut(&proxy) => return,
-            }
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!("client connection ended: {error}");
-    }
+    builder
 }
 
 /// Ends the sending side, and listens on for a while.
@@ -362,45 +378,35 @@ impl Drop for Open {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::advance;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::lifecycle::Drain;
 
-    const LIMIT: Duration = Duration::from_secs(10);
-    const MOST_OF_IT: Duration = Duration::from_secs(9);
-
-    /// Whether the time is up.
-    async fn is_up(head_time: &mut HeadTime, asked: u64) -> bool {
-        poll_fn(|cx| Poll::Ready(head_time.poll(cx, asked).is_ready())).await
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_time_for_a_head_is_from_the_opening_or_the_answer_before() {
-        let opened = Instant::now();
-        advance(MOST_OF_IT).await;
-        let mut head_time = HeadTime::new(Some(LIMIT), opened);
-        assert!(!is_up(&mut head_time, 0).await);
-        advance(MOST_OF_IT).await;
-        assert!(is_up(&mut head_time, 0).await, "counted from the opening");
-        assert!(!is_up(&mut head_time, 1).await, "anew after a request");
-        advance(MOST_OF_IT).await;
-        assert!(!is_up(&mut head_time, 1).await);
-        assert!(head_time.rest::<()>().is_pending());
-        advance(MOST_OF_IT).await;
-        assert!(!is_up(&mut head_time, 1).await, "anew once its answer was taken");
-        advance(LIMIT + Duration::from_millis(1)).await;
-        assert!(is_up(&mut head_time, 1).await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn without_a_limit_or_with_one_beyond_the_clock_nothing_ends() {
-        for limit in [None, Some(Duration::MAX)] {
-            let mut head_time = HeadTime::new(limit, Instant::now());
-            for asked in [0, 1] {
-                assert!(!is_up(&mut head_time, asked).await);
-                advance(Duration::from_secs(1_000_000)).await;
-                assert!(!is_up(&mut head_time, asked).await);
-            }
-        }
+    #[tokio::test]
+    async fn a_client_is_waited_for_only_when_it_has_to_do_something() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _there = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        let (mut socket, remote) = Socket::new(stream).unwrap();
+        let timeouts = Timeouts {
+            client_head: Some(Duration::from_secs(1)),
+            client_read: Some(Duration::from_secs(2)),
+            ..Timeouts::default()
+        };
+        let drain = Drain::default();
+        let http1 = Arc::new(Client::new(peer, "http", drain.clone()));
+        let http2 = Arc::new(Client::with_streams(peer, "http", drain.clone()));
+        let limit = |client| awaited(client, &remote, &timeouts).map(|(_, limit)| limit.unwrap());
+        assert_eq!((limit(&http1), limit(&http2)), (timeouts.client_head, None), "it is asked by pings");
+        drain.advance(Phase::Draining);
+        assert_eq!((limit(&http1), limit(&http2)), (Some(GOODBYE), Some(GOODBYE)));
+        let busy = [&http1, &http1, &http2].map(|client| Busy::begin(client.clone()));
+        assert_eq!((limit(&http1), limit(&http2)), (None, None), "it waits itself");
+        while socket.write(&[0; 64 << 10]).now_or_never().is_some() {}
+        assert_eq!((limit(&http1), limit(&http2)), (timeouts.client_read, timeouts.client_read));
+        drop(busy);
+        assert_eq!((limit(&http1), limit(&http2)), (timeouts.client_read, timeouts.client_read));
     }
 }

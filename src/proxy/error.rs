@@ -22,6 +22,8 @@ use crate::metrics::Outcome;
 pub enum Abrupt {
     /// The worker broke off, or was given up.
     Broken,
+    /// It took longer than `timeouts.response`, whoever was slow.
+    Late,
     /// This process ends.
     Leaving,
 }
@@ -32,6 +34,7 @@ impl Abrupt {
             Abrupt::Broken => {
                 ("stream_broken", "The inference server broke off in the middle of the answer.")
             }
+            Abrupt::Late => ("gateway_timeout", "The answer took longer than it may; it is not complete."),
             Abrupt::Leaving => ("shutting_down", "The service is shutting down; the answer is not complete."),
         }
     }
@@ -39,7 +42,7 @@ impl Abrupt {
     /// How the request has ended.
     pub fn outcome(self) -> Outcome {
         match self {
-            Abrupt::Broken => Outcome::WorkerFailed,
+            Abrupt::Broken | Abrupt::Late => Outcome::WorkerFailed,
             Abrupt::Leaving => Outcome::Cut,
         }
     }

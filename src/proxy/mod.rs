@@ -1,7 +1,7 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
 //! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`], or what [`tls`] makes of it,
-//!    within its limits, polled by [`again`];
+//!    within its limits, polled by [`again`], as long as there is something to [`wait`] for;
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
@@ -48,6 +48,7 @@ pub mod traces;
 pub mod tunnel;
 pub mod upstream;
 pub mod usage;
+mod wait;
 pub mod watch;
 
 use std::net::SocketAddr;
@@ -237,9 +238,9 @@ pub struct Client {
     pinned: Mutex<Weak<Worker>>,
     /// What the connection becomes when the response under way is written.
     tunnel: Mutex<Option<Tunnelled>>,
-    /// A request is under way, where there is one at a time (HTTP/1).
-    busy: AtomicBool,
-    /// Counts those.
+    /// Requests under way.
+    busy: AtomicUsize,
+    /// All there have been.
     asked: AtomicU64,
     drain: Drain,
     /// Each of its requests has a task of its own (HTTP/2).
@@ -255,7 +256,7 @@ impl Client {
             forwarded: Forwarded::new(peer, proto),
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
-            busy: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
             asked: AtomicU64::new(0),
         }
     }
@@ -283,7 +284,7 @@ impl Client {
     }
 
     fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Relaxed)
+        self.busy.load(Ordering::Relaxed) > 0
     }
 
     fn asked(&self) -> u64 {
@@ -303,7 +304,11 @@ impl Cut {
         if let Some(listener) = &mut self.listener {
             listener.listen(cx);
         }
-        if self.client.drain.phase() >= Phase::Cut { Poll::Ready(()) } else { Poll::Pending }
+        if self.is_made() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn is_made(&self) -> bool {
+        self.client.drain.phase() >= Phase::Cut
     }
 }
 
@@ -312,7 +317,7 @@ pub struct Busy(Arc<Client>);
 
 impl Busy {
     fn begin(client: Arc<Client>) -> Busy {
-        client.busy.store(true, Ordering::Relaxed);
+        client.busy.fetch_add(1, Ordering::Relaxed);
         client.asked.fetch_add(1, Ordering::Relaxed);
         Busy(client)
     }
@@ -320,6 +325,6 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.busy.store(false, Ordering::Relaxed);
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }

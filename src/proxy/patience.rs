@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::{OptionFuture, pending};
 use thiserror::Error;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Client, Cut};
 use crate::config::Config;
@@ -65,11 +65,13 @@ impl Heard {
     }
 }
 
-/// The patience with one answer. Polled whenever the answer is not ready.
+/// The patience with one answer.
 pub struct Patience {
     pub heard: Heard,
     cut: Cut,
     limits: Limits,
+    /// When the answer must be over.
+    late: Option<Instant>,
     wait: Wait,
 }
 
@@ -84,15 +86,25 @@ impl Patience {
     pub fn with(worker: Arc<Worker>, limits: Limits, client: &Arc<Client>) -> Patience {
         let heard = Heard::default();
         let rests = limits.silence.is_none() && limits.response.is_none() && !client.streams;
+        // One beyond the clock is none.
+        let late = limits.response.and_then(|limit| Instant::now().checked_add(limit));
         let wait = if rests {
             Wait::AtRest(worker)
         } else {
-            Wait::Ends(Box::pin(end(worker, heard.clone(), limits)))
+            Wait::Ends(Box::pin(end(worker, heard.clone(), limits, late)))
         };
-        Patience { heard, cut: client.cut(), limits, wait }
+        Patience { heard, cut: client.cut(), limits, late, wait }
     }
 
-    /// Ready when the wait is over. Not to be polled again after that.
+    /// Why the answer is to end, however much of it is there.
+    pub fn is_over(&self) -> Option<GivenUp> {
+        if self.cut.is_made() {
+            return Some(GivenUp::Leaving);
+        }
+        self.late.filter(|late| *late <= Instant::now()).map(|_| GivenUp::Late)
+    }
+
+    /// Ready when the wait is over. To be polled whenever the answer is not ready, and not again after this is.
     pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<GivenUp> {
         if self.cut.poll(cx).is_ready() {
             return Poll::Ready(GivenUp::Leaving);
@@ -101,7 +113,7 @@ impl Patience {
             if !worker.is_unreachable() {
                 return Poll::Pending;
             }
-            self.wait = Wait::Ends(Box::pin(end(worker.clone(), self.heard.clone(), self.limits)));
+            self.wait = Wait::Ends(Box::pin(end(worker.clone(), self.heard.clone(), self.limits, self.late)));
         }
         match &mut self.wait {
             Wait::AtRest(_) => Poll::Pending,
@@ -110,7 +122,7 @@ impl Patience {
     }
 }
 
-async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
+async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits, late: Option<Instant>) -> GivenUp {
     let lost = async {
         match limits.when_unreachable {
             None => pending().await,
@@ -126,7 +138,7 @@ async fn end(worker: Arc<Worker>, heard: Heard, limits: Limits) -> GivenUp {
     tokio::select! {
         () = lost => GivenUp::Lost,
         () = silent => GivenUp::Silent,
-        Some(()) = OptionFuture::from(limits.response.map(sleep)) => GivenUp::Late,
+        Some(()) = OptionFuture::from(late.map(sleep_until)) => GivenUp::Late,
     }
 }
 

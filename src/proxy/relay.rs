@@ -37,6 +37,7 @@ impl Cut {
     pub fn abrupt(&self) -> Abrupt {
         match self {
             Cut::GivenUp(GivenUp::Leaving) => Abrupt::Leaving,
+            Cut::GivenUp(GivenUp::Late) => Abrupt::Late,
             Cut::GivenUp(_) | Cut::Broken(_) => Abrupt::Broken,
         }
     }
@@ -167,18 +168,24 @@ impl Relay {
         match Pin::new(&mut self.answer).poll_frame(cx) {
             Poll::Pending => {
                 let why = ready!(self.patience.poll_end(cx));
-                self.answer.close();
                 match why {
                     GivenUp::Leaving => self.watch.cut(),
                     why => self.watch.failed(FailureKind::Silent, &why, Event::Broke),
                 }
-                self.break_off(why.into(), cx)
+                self.give_up(why, cx)
             }
             Poll::Ready(Some(Err(error))) => {
                 self.watch.failed(FailureKind::InBody, &error, Event::Broke);
                 self.break_off(error.into(), cx)
             }
             Poll::Ready(frame) => {
+                // The end is always told. Before it, a worker that is never waited for has been waiting for its client.
+                if !self.answer.is_end_stream()
+                    && let Some(why) = self.patience.is_over()
+                {
+                    self.watch.cut();
+                    return self.give_up(why, cx);
+                }
                 if let Some(Ok(frame)) = &frame
                     && let Some(data) = frame.data_ref()
                 {
@@ -193,6 +200,11 @@ impl Relay {
                 Poll::Ready(frame.map(|frame| frame.map_err(Cut::from)))
             }
         }
+    }
+
+    fn give_up(&mut self, why: GivenUp, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        self.answer.close();
+        self.break_off(why.into(), cx)
     }
 
     /// Says in the stream that it ends here, or has it cut.

@@ -4,7 +4,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -22,8 +22,19 @@ pub struct Socket {
 struct Shared {
     /// What is being sent ends with the connection, and has not ended yet.
     unfinished: AtomicBool,
-    /// The client has still to take what was written before more can be.
-    full: AtomicBool,
+    /// Twice as many as pieces were written, and one more while the client has still to take them before another can be.
+    written: AtomicU64,
+}
+
+impl Shared {
+    /// Only one hand writes.
+    fn wrote(&self) {
+        self.written.store((self.written.load(Ordering::Relaxed) | 1) + 1, Ordering::Relaxed);
+    }
+
+    fn is_full(&self) {
+        self.written.store(self.written.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
+    }
 }
 
 /// The side that looks on.
@@ -76,9 +87,14 @@ impl Remote {
         self.shared.unfinished.store(false, Ordering::Release);
     }
 
+    /// Grows with what is written.
+    pub fn written(&self) -> u64 {
+        self.shared.written.load(Ordering::Relaxed)
+    }
+
     /// Something is written that the client has not taken yet, as far as it was tried.
     pub fn is_full(&self) -> bool {
-        self.shared.full.load(Ordering::Relaxed)
+        self.written() % 2 == 1
     }
 }
 
@@ -119,14 +135,14 @@ impl Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             let Poll::Ready(ready) = self.stream.poll_write_ready(cx) else {
-                self.shared.full.store(true, Ordering::Relaxed);
+                self.shared.is_full();
                 return Poll::Pending;
             };
             ready?;
             match send(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => {
-                    self.shared.full.store(false, Ordering::Relaxed);
+                    self.shared.wrote();
                     return Poll::Ready(sent);
                 }
             }
@@ -186,6 +202,9 @@ mod tests {
             written += wrote.unwrap();
         }
         assert!(remote.is_full());
+        let before = remote.written();
+        assert!(socket.write(&piece).now_or_never().is_none());
+        assert_eq!(remote.written(), before, "it was tried again");
         let (_, wrote) = tokio::join!(
             async {
                 let mut taken = vec![0; written];
@@ -193,6 +212,6 @@ mod tests {
             },
             socket.write(&piece)
         );
-        assert!(wrote.unwrap() > 0 && !remote.is_full());
+        assert!(wrote.unwrap() > 0 && !remote.is_full() && remote.written() > before);
     }
 }

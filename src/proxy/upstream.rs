@@ -110,6 +110,9 @@ impl Upstream {
         let mut pool_idle = Some(self.pool_idle);
         let mut response = loop {
             let connection = worker.pool.connection(self.connect, pool_idle).await?;
+            if connection.is_new() {
+                proxy.fleet.report(worker, Event::Opened);
+            }
             match worker.pool.exchange(connection, self.request(&worker.authority)).await {
                 Err(ExchangeError::Stale(_)) => {
                     proxy.metrics.retries.inc(Retry::Stale);

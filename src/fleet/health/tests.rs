@@ -204,6 +204,45 @@ fn a_worker_without_a_certificate_that_is_accepted_says_so_from_the_start() {
 }
 
 #[test]
+fn what_comes_on_open_connections_says_nothing_of_new_ones() {
+    let out = Standing::Out(Reason::Unreachable);
+    for sign in [Moved, Answered] {
+        let mut health = Health::new(false);
+        let refused = walk(
+            &mut health,
+            &[(0.0, Unreachable), (0.1, sign), (0.2, Unreachable), (0.3, sign), (0.4, Unreachable)],
+        );
+        assert_eq!(refused.last(), Some(&out), "{sign:?}");
+        let seen = walk(&mut health, &[(0.5, sign), (0.6, Opened), (0.7, ProbePassed)]);
+        assert_eq!(seen, [out, out, Standing::Up], "{sign:?}");
+        assert!(health.is_calm());
+    }
+    for opened in [Opened, ProbePassed] {
+        let mut health = Health::new(false);
+        walk(&mut health, &[(0.0, Unreachable), (0.1, Unreachable), (0.2, opened)]);
+        assert!(health.is_calm(), "{opened:?}");
+    }
+}
+
+#[test]
+fn more_of_an_answer_shows_that_a_worker_moves_and_not_that_it_loses_nothing() {
+    for (failed, count, standing) in [
+        (ProbeFailed, 3, Standing::Up),
+        (Stalled, 1, Standing::Up),
+        (Broke, 3, Standing::Out(Reason::Broke)),
+        (Erred, 5, Standing::Out(Reason::Erring)),
+        (Insecure, 3, Standing::Out(Reason::Insecure)),
+    ] {
+        let mut health = Health::new(false);
+        for _ in 0..count {
+            assert_eq!(walk(&mut health, &[(0.0, Moved), (0.0, failed)]).len(), 2);
+        }
+        walk(&mut health, &[(0.1, Moved)]);
+        assert_eq!(health.standing(), standing, "{failed:?}");
+    }
+}
+
+#[test]
 fn the_wait_is_bounded() {
     let mut health = Health::new(false);
     health.state = State::Trial { taken: Some(Time(99.0)), times: 40 };
