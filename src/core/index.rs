@@ -32,9 +32,11 @@ impl Hasher for AsIs {
     }
 }
 
-/// A set of worker slots, never empty. Nearly all blocks have few holders, which need no allocation.
+/// A set of worker slots, never empty. Nearly all blocks have few holders, or a fleet has few workers, and need no allocation.
 #[derive(Clone, Debug)]
 enum Holders {
+    /// One bit for each of the first slots, and nobody beyond.
+    Low(u64),
     /// The first `count` of `who`, in no order.
     Few {
         count: u8,
@@ -43,6 +45,8 @@ enum Holders {
     Many(Box<Members>),
 }
 
+/// Slots that have a bit in `Low`.
+const LOW: u32 = u64::BITS;
 /// As many as there is room for beside a pointer's.
 const FEW: usize = 3;
 /// `Many` become a few again only here, so that one who comes and goes moves nothing.
@@ -73,24 +77,42 @@ impl Members {
     }
 
     fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.bits.iter().zip(0u32..).flat_map(|(&word, at)| {
-            let mut left = word;
-            std::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros())?;
-                left &= left - 1;
-                Some(at * 64 + bit)
-            })
-        })
+        self.bits.iter().zip(0u32..).flat_map(|(&word, at)| ones(word).map(move |bit| at * 64 + bit))
     }
+}
+
+/// The places of a word's bits that are set.
+fn ones(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros())?;
+        word &= word - 1;
+        Some(bit)
+    })
 }
 
 impl Holders {
     fn one(worker: u32) -> Holders {
-        Holders::Few { count: 1, who: [worker; FEW] }
+        match worker {
+            0..LOW => Holders::Low(1 << worker),
+            _ => Holders::Few { count: 1, who: [worker; FEW] },
+        }
+    }
+
+    /// More than there is a bit for.
+    fn of(all: &[u32]) -> Holders {
+        if all.len() <= FEW {
+            let mut who = [0; FEW];
+            who[..all.len()].copy_from_slice(all);
+            return Holders::Few { count: all.len() as u8, who };
+        }
+        let mut members = Members::default();
+        all.iter().for_each(|who| members.set(*who, true));
+        Holders::Many(Box::new(members))
     }
 
     fn count(&self) -> usize {
         match self {
+            Holders::Low(bits) => bits.count_ones() as usize,
             Holders::Few { count, .. } => usize::from(*count),
             Holders::Many(members) => members.count,
         }
@@ -98,6 +120,7 @@ impl Holders {
 
     fn has(&self, worker: u32) -> bool {
         match self {
+            Holders::Low(bits) => worker < LOW && bits & (1 << worker) != 0,
             Holders::Few { count, who } => who[..usize::from(*count)].contains(&worker),
             Holders::Many(members) => members.has(worker),
         }
@@ -105,6 +128,7 @@ impl Holders {
 
     fn all(&self) -> SmallVec<[u32; 16]> {
         match self {
+            Holders::Low(bits) => ones(*bits).collect(),
             Holders::Few { count, who } => SmallVec::from_slice(&who[..usize::from(*count)]),
             Holders::Many(members) => members.iter().collect(),
         }
@@ -115,14 +139,15 @@ impl Holders {
             return;
         }
         match self {
+            Holders::Low(bits) if worker < LOW => *bits |= 1 << worker,
             Holders::Few { count, who } if usize::from(*count) < FEW => {
                 who[usize::from(*count)] = worker;
                 *count += 1;
             }
-            Holders::Few { who, .. } => {
-                let mut members = Members::default();
-                who.iter().chain([&worker]).for_each(|who| members.set(*who, true));
-                *self = Holders::Many(Box::new(members));
+            Holders::Low(_) | Holders::Few { .. } => {
+                let mut all = self.all();
+                all.push(worker);
+                *self = Holders::of(&all);
             }
             Holders::Many(members) => members.set(worker, true),
         }
@@ -131,6 +156,10 @@ impl Holders {
     /// Answers whether nobody is left.
     fn remove(&mut self, worker: u32) -> bool {
         match self {
+            Holders::Low(bits) => {
+                *bits &= if worker < LOW { !(1 << worker) } else { u64::MAX };
+                *bits == 0
+            }
             Holders::Few { count, who } => {
                 let Some(at) = who[..usize::from(*count)].iter().position(|who| *who == worker) else {
                     return false;
@@ -142,9 +171,7 @@ impl Holders {
             Holders::Many(members) => {
                 members.set(worker, false);
                 if members.count == FEW_AGAIN {
-                    let mut who = [0; FEW];
-                    members.iter().zip(&mut who).for_each(|(member, who)| *who = member);
-                    *self = Holders::Few { count: FEW_AGAIN as u8, who };
+                    *self = Holders::of(&self.all());
                 }
                 false
             }
