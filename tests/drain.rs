@@ -1,7 +1,9 @@
 //! Leaving: announce, drain, cut.
 
+use std::io::Write;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use warmroute::app::Ended;
 use warmroute::config::{Config, Mode};
 use warmroute::lifecycle::Phase;
@@ -52,7 +54,13 @@ async fn streams_run_to_their_end_and_new_work_is_served_while_it_is_announced()
         got.extend(client.piece().await);
     }
     assert!(String::from_utf8_lossy(&got).contains("data: [DONE]"));
-    assert_eq!(client.get("/v1/models").await.status(), 200, "the connection is still good");
+    let last = client.get("/v1/models").await;
+    assert_eq!(
+        (last.status(), last.head.get("connection")),
+        (200, Some("close")),
+        "served, and sent elsewhere"
+    );
+    client.ended().await;
 }
 
 #[tokio::test]
@@ -75,6 +83,59 @@ async fn after_the_announcement_running_requests_end_and_connections_close() {
     gate.open();
     assert!(rest(&mut client).await.ends_with("0\r\n\r\n"));
     assert_eq!(router.ended().await, Ended::Drained);
+}
+
+/// Whoever has asked is answered, whether its request was read yet or not, or its connection taken.
+#[tokio::test]
+async fn what_was_asked_before_no_more_is_taken_is_answered() {
+    let engine = FakeEngine::start().await;
+    let router = router(&engine, Duration::ZERO, HOUR).await;
+    let ask = |address| {
+        let mut client = std::net::TcpStream::connect(address).expect("the proxy takes connections");
+        client.write_all(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").expect("an open connection");
+        client
+    };
+    let mut kept = router.client().await;
+    assert_eq!(kept.get("/v1/models").await.status(), 200);
+    let mut opened = router.client().await;
+    router.metric_is("warmroute_client_connections", 2.0).await;
+    // This runtime has one thread: until it is given back, nothing of all this is read or taken.
+    let queued: Vec<_> = (0..3).map(|_| ask(router.clients)).collect();
+    router.stop.request();
+    for client in [&mut kept, &mut opened] {
+        client
+            .try_send("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+            .now_or_never()
+            .expect("room")
+            .expect("open");
+    }
+    for client in [&mut kept, &mut opened] {
+        let answer = client.answer("GET").await.expect("an answer");
+        assert_eq!((answer.status(), answer.head.get("connection")), (200, Some("close")));
+        client.ended().await;
+    }
+    for client in queued {
+        client.set_nonblocking(true).expect("an option of the socket");
+        let mut client = Wire::of(tokio::net::TcpStream::from_std(client).expect("a socket"));
+        assert_eq!(client.answer("GET").await.expect("an answer").status(), 200);
+    }
+    assert_eq!(router.ended().await, Ended::Drained);
+}
+
+/// With something unread, the system would take back what the client has still to read.
+#[tokio::test]
+async fn a_client_that_has_sent_more_than_is_wanted_gets_its_whole_answer() {
+    let engine = FakeEngine::start().await;
+    let router = router(&engine, Duration::ZERO, HOUR).await;
+    // As much as the system takes of it at once, whether the client reads or not.
+    let body = "x".repeat(1 << 20);
+    engine.next(vec![Step::json("200 OK", &body)]);
+    let mut client = router.client().await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    client.send("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    router.metric_is(r#"warmroute_requests_total{mode="kv",outcome="ok",route="other"}"#, 1.0).await;
+    let answer = client.answer("GET").await.expect("an answer");
+    assert!(answer.complete && answer.body.len() == body.len(), "{} bytes", answer.body.len());
 }
 
 /// A router whose deadline is reached as soon as it is stopped, once it has so many requests.

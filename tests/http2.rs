@@ -204,3 +204,27 @@ async fn a_request_line_that_comes_in_pieces_is_not_taken_for_a_preface() {
     assert_eq!(client.answer("PRI").await.expect("an answer").status(), 200);
     assert_eq!(engine.seen()[0].head.start, "PRI /x HTTP/1.1");
 }
+
+/// The connection goes on; only the one stream is given up.
+#[tokio::test]
+async fn a_stream_whose_client_takes_nothing_of_it_gives_its_place_back_in_time() {
+    let engine = FakeEngine::start().await;
+    let mut config = TestRouter::config(Mode::Kv, &[&engine]);
+    config.timeouts.client_read = Some(Duration::from_millis(200));
+    let router = TestRouter::start(config).await;
+    let mut client = connect(&router).await;
+    let flood = vec![Step::chunk(format!("data: {}\n\n", "x".repeat(1 << 20))); 8];
+    engine.next([vec![Step::stream_head()], flood, vec![Step::last_chunk()]].concat());
+    let (gate, slow) = (Gate::default(), post("/v1/chat/completions", whole("{}")));
+    let not_taken = client.send_request(slow).await.expect("an answer");
+    // One whose worker takes its time is waited for, however long that is.
+    engine.next(Step::stream_held_by(&gate));
+    let waiting = client.send_request(post("/v1/chat/completions", whole("{}"))).await.expect("an answer");
+    let gone = r#"warmroute_requests_total{mode="kv",outcome="client_gone",route="chat"}"#;
+    router.metric_is(gone, 1.0).await;
+    router.metric_is("warmroute_requests_in_flight", 1.0).await;
+    gate.open();
+    let (status, text) = read(waiting).await;
+    assert!(status == 200 && text.contains("[DONE]"), "{text}");
+    assert!(not_taken.into_body().collect().await.is_err(), "its end is no good one");
+}

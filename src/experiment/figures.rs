@@ -99,8 +99,8 @@ impl From<Row> for (usize, f64, f64, u32, u32) {
 pub enum Shareable<'a> {
     /// As many of every prompt.
     All(u32),
-    /// Of each request, by its place.
-    Each(&'a [u32]),
+    /// Of each request, by its place, a share: how many tokens its prompt has is the engine's word.
+    Each(&'a [f64]),
     /// As many as were ever found.
     MostSeen,
 }
@@ -134,9 +134,11 @@ impl Figures {
         let sum = |of: &dyn Fn(&Row) -> u32| rows.iter().map(|row| f64::from(of(row))).sum::<f64>();
         let most_seen = rows.iter().map(|row| row.cached_tokens).max().unwrap_or(0);
         let can_share = |row: &Row| match shareable {
-            Shareable::All(tokens) => tokens,
-            Shareable::Each(tokens) => tokens.get(row.index).copied().unwrap_or(0),
-            Shareable::MostSeen => most_seen,
+            Shareable::All(tokens) => f64::from(tokens),
+            Shareable::Each(shares) => {
+                shares.get(row.index).copied().unwrap_or(0.0) * f64::from(row.prompt_tokens)
+            }
+            Shareable::MostSeen => f64::from(most_seen),
         };
         let prompt_tokens = sum(&|row| row.prompt_tokens);
         let usage_token_share = ratio(sum(&|row| row.cached_tokens), prompt_tokens);
@@ -154,8 +156,8 @@ impl Figures {
             failed,
             hit_share: ratio(sum(&|row| u32::from(row.cached_tokens > 0)), count),
             prefix_token_share: ratio(
-                sum(&|row| row.cached_tokens.min(can_share(row))),
-                sum(&|row| can_share(row)),
+                rows.iter().map(|row| f64::from(row.cached_tokens).min(can_share(row))).sum(),
+                rows.iter().map(can_share).sum(),
             ),
             counter_token_share: totals.map(|totals| ratio(totals.hits, totals.queries)),
             usage_token_share,
@@ -272,6 +274,17 @@ mod tests {
         assert_eq!(figures.requests_per_s, 2.0);
         assert_eq!(figures.requests_by_worker.unwrap()["w0"], 4);
         assert_eq!(figures.notes, Vec::<String>::new());
+    }
+
+    /// What a file's bodies have of tokens is an estimate; that must not show in what was found of them.
+    #[test]
+    fn what_could_be_shared_is_a_part_of_what_the_engine_counted() {
+        let shares = [0.0, 2032.0 / 2371.0, 1016.0 / 2371.0, 1016.0 / 2371.0];
+        let figures = Figures::of(&four(), &Counted::default(), Shareable::Each(&shares)).unwrap();
+        assert_eq!(
+            figures.prefix_token_share, 0.75,
+            "one of three parts of equal length was missed, the first twice as long"
+        );
     }
 
     #[test]

@@ -205,6 +205,13 @@ fn print(args: &ImportArgs, imported: &Imported, out: &mut dyn Write) -> Result<
         mean(imported.prompt_tokens),
         mean(imported.output_tokens)
     )?;
+    if imported.schema == Schema::Bodies.as_str() {
+        writeln!(
+            out,
+            "             by their bytes, four a token: a tokenizer counts otherwise, and the sizes below shift with that. An access log with \
+             `blocks` has the engines' counts"
+        )?;
+    }
     if let Some(span) = imported.span_s {
         writeln!(out, "time         {span:.0} s, {:.2} requests/s", imported.rows as f64 / span.max(1e-9))?;
     }

@@ -225,7 +225,7 @@ impl Stage<'_> {
         let before = self.subject.counters().await?;
         let finished = load.play(jobs, &workload.arrivals).await;
         let counted = self.subject.counted_since(&before, &finished).await?;
-        Figures::of(&finished, &counted, Shareable::Each(&workload.reusable()))
+        Figures::of(&finished, &counted, Shareable::Each(&workload.reusable_shares()))
     }
 
     fn jobs(&self, workload: &Workload, targets: usize) -> Jobs {

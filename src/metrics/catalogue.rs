@@ -74,8 +74,8 @@ families! {
             "Requests that have ended, by what they were, how they ended for their client, and the mode that they went by. `ok`, \
              `client_error` and `worker_error` are a worker's answer, complete, by its status; `worker_failed`: it broke off, or none \
              came; `client_gone`: the client left before the end; `refused`: too large, malformed, or a blocked path; `shed`: too many \
-             were there already; `unavailable`: no worker could take it; `cut`: this process had to end first (`drain.deadline`, or a \
-             second signal); `internal`: a fault of the proxy.";
+             were there already; `unavailable`: no worker could take it; `cut`: ended before its end, by \
+             `drain.deadline`, a second signal, or `timeouts.response` once it had begun; `internal`: a fault of the proxy.";
         IN_FLIGHT = Gauge, Count, "warmroute_requests_in_flight", [],
             "Requests that have come and not ended.";
         QUEUED = Gauge, Count, "warmroute_requests_queued", [],
@@ -187,7 +187,9 @@ families! {
     }
     "What is believed of the workers" {
         WORKER_BASIS = Gauge, Flag, "warmroute_worker_basis", [WORKER, closed::<Footing>(), closed::<Basis>()],
-            "1 for what the belief about the worker stands on, and why it is no better; others have no series.";
+            "1 for what the belief about the worker stands on, and why it is no better; others have no series. `calibrated`: its page tells \
+             its cache, and answers confirm what they found there; `predicted`: its page tells, but no answer does; `blind`: its page \
+             tells nothing of use.";
         WORKER_CACHED = Counter, Tokens, "warmroute_worker_cached_tokens_total", [WORKER, closed::<Source>()],
             "Prompt tokens found cached: as predicted and as confirmed, both of answers that told, and as the engine counted \
              (each look-up of a request, also of others' requests).";

@@ -70,7 +70,7 @@ label! {
         Shed = "shed",
         /// No worker could take it.
         Unavailable = "unavailable",
-        /// The process had to end before the answer did: the drain's deadline, or a second signal.
+        /// Ended by a limit before its end: the drain's deadline, a second signal, or the time for an answer once that had begun.
         Cut = "cut",
         /// A fault of the proxy itself.
         Internal = "internal",

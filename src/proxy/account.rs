@@ -71,17 +71,20 @@ pub struct Accounted {
     status: StatusCode,
     /// `None` once the end has been told, or if the body was made here.
     account: Option<Account>,
-    _busy: Option<Busy>,
+    busy: Option<Busy>,
 }
 
 impl Accounted {
     pub fn whole(body: ResponseBody) -> Accounted {
-        Accounted { body, status: StatusCode::OK, account: None, _busy: None }
+        Accounted { body, status: StatusCode::OK, account: None, busy: None }
     }
 
     /// Keeps the client busy until its end.
     pub fn keeping(self, busy: Busy) -> Accounted {
-        Accounted { _busy: Some(busy), ..self }
+        if let Some(taking) = &busy.taking {
+            taking.handed();
+        }
+        Accounted { busy: Some(busy), ..self }
     }
 
     fn end(&mut self, outcome: Outcome) {
@@ -103,6 +106,9 @@ impl Body for Accounted {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let Some(account) = &mut self.account {
             account.worked += begun.elapsed();
+        }
+        if let Some(taking) = self.busy.as_ref().and_then(|busy| busy.taking.as_ref()) {
+            if polled.is_ready() { taking.handed() } else { taking.asked() }
         }
         let polled = ready!(polled);
         match &polled {
@@ -200,7 +206,7 @@ impl<F: Future<Output = Result<Response<ResponseBody>, ProxyError>>> Future for 
                 let status = response.status();
                 Ok(response.map(|body| {
                     let ended = body.is_end_stream();
-                    let mut body = Accounted { body, status, account, _busy: None };
+                    let mut body = Accounted { body, status, account, busy: None };
                     if ended {
                         body.end(outcome_of(status));
                     }

@@ -1,12 +1,12 @@
 //! One client connection: finds out whether HTTP/1.1 or HTTP/2 is spoken on it and serves that, within limits on heads and
 //! time, until it ends or the drain ends it.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -15,16 +15,18 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use tower::Service;
 
 use super::again::Again;
 use super::socket::{Remote, Socket};
+use super::streams::Streams;
 use super::tls::{Acceptor, Begun, agreed_http2};
 use super::wait::{Awaited, Wait};
 use super::{Busy, Client, Proxy, stack};
@@ -75,9 +77,10 @@ pub async fn serve(
     let head_time = config.timeouts.client_head.unwrap_or(Duration::MAX);
     let begin_time = if tls.is_some() { head_time.min(HANDSHAKE_TIME) } else { head_time };
     let spoken = tokio::select! {
+        biased;
         spoken = timeout(begin_time, begin(socket, &remote, tls)) => spoken,
         // Nothing was asked on it yet, so nothing is lost.
-        () = proxy.drain.at_least(Phase::Draining) => return,
+        () = drained_unasked(&proxy, &remote) => return,
     };
     let client = |proto| Arc::new(Client::new(peer, proto, proxy.drain.clone()));
     let streams = |proto| Arc::new(Client::with_streams(peer, proto, proxy.drain.clone()));
@@ -85,18 +88,24 @@ pub async fn serve(
         Ok(Ok(Spoken::Http1(socket))) => {
             serve_http1(socket, remote, opened, client("http"), proxy, &config).await
         }
-        Ok(Ok(Spoken::Http2(socket))) => {
-            serve_http2(socket, remote, opened, streams("http"), proxy, &config).await
-        }
+        Ok(Ok(Spoken::Http2(socket))) => serve_http2(socket, remote, streams("http"), proxy, &config).await,
         Ok(Ok(Spoken::Https1(stream))) => {
             serve_http1(stream, remote, opened, client("https"), proxy, &config).await
         }
-        Ok(Ok(Spoken::Https2(stream))) => {
-            serve_http2(stream, remote, opened, streams("https"), proxy, &config).await
-        }
+        Ok(Ok(Spoken::Https2(stream))) => serve_http2(stream, remote, streams("https"), proxy, &config).await,
         Ok(Ok(Spoken::NoTls(socket))) => turn_away(socket).await,
         Ok(Err(error)) => tracing::debug!("client connection ended before a request: {error}"),
         Err(_) => tracing::debug!("client connection brought nothing in time"),
+    }
+}
+
+/// Waits until no more is wanted of a client that has said nothing yet.
+async fn drained_unasked(proxy: &Proxy, remote: &Remote) {
+    proxy.drain.at_least(Phase::Draining).await;
+    // The runtime looks first what has come.
+    yield_now().await;
+    if remote.has_unread() {
+        pending().await
     }
 }
 
@@ -190,16 +199,12 @@ async fn serve_http1<S: Stream>(
     let mut wait = Wait::of_opening(opened, config.timeouts.client_head);
     let mut poll = |connection: &mut http1::Connection<_, _>, cx: &mut Context<'_>| {
         lost.listen(cx);
-        match again.poll(cx, |cx| connection.poll_without_shutdown(cx)) {
-            Poll::Pending if client.is_busy() && left.as_mut().poll(cx).is_ready() => {
-                Poll::Ready(Ended::Left)
+        poll_within(cx, &client, &remote, &config.timeouts, &mut wait, |cx| {
+            match again.poll(cx, |cx| connection.poll_without_shutdown(cx)) {
+                Poll::Pending if client.is_busy() => left.as_mut().poll(cx).map(|()| Ended::Left),
+                polled => polled.map(Ended::Served),
             }
-            Poll::Pending => match awaited(&client, &remote, &config.timeouts) {
-                None => Poll::Pending,
-                Some((awaited, limit)) => wait.poll(cx, awaited, limit).map(|()| Ended::Idle(awaited)),
-            },
-            polled => polled.map(Ended::Served),
-        }
+        })
     };
     let served = poll_fn(|cx| {
         phases.listen(cx);
@@ -211,9 +216,18 @@ async fn serve_http1<S: Stream>(
     let ended = match served.await {
         Some(ended) => ended,
         None => {
-            Pin::new(&mut connection).graceful_shutdown();
+            // What has come is served: the runtime looks for it, and it is read before no more is wanted.
+            yield_now().await;
+            let mut told = false;
+            let last = poll_fn(|cx| match poll(&mut connection, cx) {
+                Poll::Pending if !std::mem::replace(&mut told, true) => {
+                    Pin::new(&mut connection).graceful_shutdown();
+                    poll(&mut connection, cx)
+                }
+                polled => polled,
+            });
             tokio::select! {
-                ended = poll_fn(|cx| poll(&mut connection, cx)) => ended,
+                ended = last => ended,
                 () = cut(&proxy) => return,
             }
         }
@@ -227,7 +241,11 @@ async fn serve_http1<S: Stream>(
             let stream = parts.io.into_inner();
             let tunnel = client.tunnel.lock().take();
             match tunnel {
-                None => close(stream, Duration::ZERO).await,
+                // With something left unread the system would take back what the client has still to read.
+                None if parts.read_buf.is_empty() && !remote.has_unread() => {
+                    close(stream, Duration::ZERO).await;
+                }
+                None => close(stream, LINGER).await,
                 Some(tunnel) => tokio::select! {
                     result = tunnel.join(stream, parts.read_buf) => {
                         if let Err(error) = result {
@@ -264,6 +282,31 @@ enum Ended {
     Idle(Awaited),
 }
 
+/// Polls a connection; also ready when its client has been waited for too long.
+fn poll_within(
+    cx: &mut Context<'_>,
+    client: &Client,
+    remote: &Remote,
+    timeouts: &Timeouts,
+    wait: &mut Wait,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<Ended>,
+) -> Poll<Ended> {
+    let mut probed = false;
+    loop {
+        if let Poll::Ready(ended) = poll(cx) {
+            return Poll::Ready(ended);
+        }
+        let Some((awaited, limit)) = awaited(client, remote, timeouts) else { return Poll::Pending };
+        ready!(wait.poll(cx, awaited, limit));
+        if probed || !remote.is_full() {
+            return Poll::Ready(Ended::Idle(awaited));
+        }
+        // It may have taken something, and less than the system tells of.
+        probed = true;
+        remote.probe();
+    }
+}
+
 /// What a client is waited for, and for how long at most; `None` while it waits for us.
 fn awaited(client: &Client, remote: &Remote, timeouts: &Timeouts) -> Option<(Awaited, Option<Duration>)> {
     let (asked, written) = (client.asked(), remote.written());
@@ -291,7 +334,6 @@ fn http1_builder(config: &Config) -> http1::Builder {
 async fn serve_http2<S: Stream>(
     stream: S,
     remote: Remote,
-    opened: Instant,
     client: Arc<Client>,
     proxy: Arc<Proxy>,
     config: &Config,
@@ -305,8 +347,8 @@ async fn serve_http2<S: Stream>(
             stack::rendered(answer, &proxy, version).map(|response| response.map(|body| body.keeping(busy)))
         })
     });
-    let mut connection = pin!(http2_builder(config).serve_connection(TokioIo::new(stream), service));
-    let mut wait = Wait::of_opening(opened, None);
+    let mut connection = pin!(http2_builder(&client, config).serve_connection(TokioIo::new(stream), service));
+    let mut wait = Wait::default();
     let mut phases = proxy.drain.listener();
     let mut told = false;
     let served = poll_fn(|cx| {
@@ -315,13 +357,9 @@ async fn serve_http2<S: Stream>(
             told = true;
             connection.as_mut().graceful_shutdown();
         }
-        match connection.as_mut().poll(cx) {
-            Poll::Pending => match awaited(&client, &remote, &config.timeouts) {
-                None => Poll::Pending,
-                Some((awaited, limit)) => wait.poll(cx, awaited, limit).map(|()| Ended::Idle(awaited)),
-            },
-            polled => polled.map(Ended::Served),
-        }
+        poll_within(cx, &client, &remote, &config.timeouts, &mut wait, |cx| {
+            connection.as_mut().poll(cx).map(Ended::Served)
+        })
     });
     tokio::select! {
         ended = served => match ended {
@@ -333,8 +371,8 @@ async fn serve_http2<S: Stream>(
     }
 }
 
-fn http2_builder(config: &Config) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+fn http2_builder(client: &Arc<Client>, config: &Config) -> http2::Builder<Streams> {
+    let mut builder = http2::Builder::new(Streams::of(client.clone(), config.timeouts.client_read));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)

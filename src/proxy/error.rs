@@ -42,8 +42,8 @@ impl Abrupt {
     /// How the request has ended.
     pub fn outcome(self) -> Outcome {
         match self {
-            Abrupt::Broken | Abrupt::Late => Outcome::WorkerFailed,
-            Abrupt::Leaving => Outcome::Cut,
+            Abrupt::Broken => Outcome::WorkerFailed,
+            Abrupt::Late | Abrupt::Leaving => Outcome::Cut,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What speaks HTTP to clients and workers. The way of one request, top to bottom:
 //!
 //! 1. [`server`] takes the connection, and [`connection`] has hyper read the head from the [`socket`], or what [`tls`] makes of it,
-//!    within its limits, polled by [`again`], as long as there is something to [`wait`] for;
+//!    within its limits, polled by [`again`], as long as there is something to [`wait`] for, and in HTTP/2 by [`streams`];
 //! 2. [`stack`] wraps what every request gets: catching panics, rendering errors, counting;
 //! 3. [`forward`] is the middle: it asks, in this order,
 //!    - [`route`] what kind of request it is,
@@ -43,6 +43,7 @@ pub mod server;
 pub mod socket;
 pub mod sse;
 pub mod stack;
+mod streams;
 pub mod tls;
 pub mod traces;
 pub mod tunnel;
@@ -77,6 +78,7 @@ use decisions::Decisions;
 use headers::Forwarded;
 use note::Records;
 use prefixes::Prefixes;
+use streams::Taking;
 use tunnel::Tunnelled;
 
 /// What a request needs on its way: made once, shared by all.
@@ -245,6 +247,8 @@ pub struct Client {
     drain: Drain,
     /// Each of its requests has a task of its own (HTTP/2).
     streams: bool,
+    /// Of the request that was begun last, until it has its task.
+    begun: Mutex<Option<Arc<Taking>>>,
 }
 
 impl Client {
@@ -253,6 +257,7 @@ impl Client {
         Client {
             drain,
             streams: false,
+            begun: Mutex::new(None),
             forwarded: Forwarded::new(peer, proto),
             pinned: Mutex::new(Weak::new()),
             tunnel: Mutex::new(None),
@@ -313,18 +318,26 @@ impl Cut {
 }
 
 /// A request of the client is under way for as long as this lives.
-pub struct Busy(Arc<Client>);
+pub struct Busy {
+    client: Arc<Client>,
+    /// How its client takes the answer, where that is another matter than for the connection's other requests.
+    taking: Option<Arc<Taking>>,
+}
 
 impl Busy {
     fn begin(client: Arc<Client>) -> Busy {
         client.busy.fetch_add(1, Ordering::Relaxed);
         client.asked.fetch_add(1, Ordering::Relaxed);
-        Busy(client)
+        let taking = client.streams.then(Arc::<Taking>::default);
+        if taking.is_some() {
+            client.begun.lock().clone_from(&taking);
+        }
+        Busy { client, taking }
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.client.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -169,7 +169,8 @@ impl Relay {
             Poll::Pending => {
                 let why = ready!(self.patience.poll_end(cx));
                 match why {
-                    GivenUp::Leaving => self.watch.cut(),
+                    // How long an answer may take says nothing of the worker.
+                    GivenUp::Leaving | GivenUp::Late => self.watch.cut(),
                     why => self.watch.failed(FailureKind::Silent, &why, Event::Broke),
                 }
                 self.give_up(why, cx)

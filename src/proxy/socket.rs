@@ -2,12 +2,14 @@
 //! [`Remote`] whether the client is still there, and has it told what a plain end of the connection could not.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -24,6 +26,8 @@ struct Shared {
     unfinished: AtomicBool,
     /// Twice as many as pieces were written, and one more while the client has still to take them before another can be.
     written: AtomicU64,
+    /// The next write is tried whatever the system says of it.
+    probe: AtomicBool,
 }
 
 impl Shared {
@@ -92,6 +96,18 @@ impl Remote {
         self.shared.written.load(Ordering::Relaxed)
     }
 
+    /// Has the next write tried although the socket is full. The system calls it writable only when a third of it is free: so a client that
+    /// has taken something is told from one that has not.
+    pub fn probe(&self) {
+        self.shared.probe.store(true, Ordering::Relaxed);
+    }
+
+    /// The client has sent more than was read.
+    pub fn has_unread(&self) -> bool {
+        let socket = SockRef::from(&*self.stream);
+        socket.peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Something is written that the client has not taken yet, as far as it was tried.
     pub fn is_full(&self) -> bool {
         self.written() % 2 == 1
@@ -102,7 +118,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         if self.shared.unfinished.load(Ordering::Acquire) {
             // If that fails the connection is broken already.
-            let _ = socket2::SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
+            let _ = SockRef::from(&*self.stream).set_linger(Some(Duration::ZERO));
         }
     }
 }
@@ -132,9 +148,16 @@ impl Socket {
         &self,
         cx: &mut Context<'_>,
         send: impl Fn(&TcpStream) -> io::Result<usize>,
+        probe: impl Fn(&SockRef) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
             let Poll::Ready(ready) = self.stream.poll_write_ready(cx) else {
+                if self.shared.probe.swap(false, Ordering::Relaxed)
+                    && let Ok(sent) = probe(&SockRef::from(&*self.stream))
+                {
+                    self.shared.wrote();
+                    return Poll::Ready(Ok(sent));
+                }
                 self.shared.is_full();
                 return Poll::Pending;
             };
@@ -152,14 +175,14 @@ impl Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_send(cx, |stream| stream.try_write(buf))
+        self.poll_send(cx, |stream| stream.try_write(buf), |socket| socket.send(buf))
     }
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_send(cx, |stream| stream.try_write_vectored(bufs))
+        self.poll_send(cx, |stream| stream.try_write_vectored(bufs), |socket| socket.send_vectored(bufs))
     }
     fn is_write_vectored(&self) -> bool {
         true
@@ -168,7 +191,7 @@ impl AsyncWrite for Socket {
         Poll::Ready(Ok(()))
     }
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write))
+        Poll::Ready(SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write))
     }
 }
 
@@ -204,6 +227,8 @@ mod tests {
         assert!(remote.is_full());
         let before = remote.written();
         assert!(socket.write(&piece).now_or_never().is_none());
+        remote.probe();
+        assert!(socket.write(&piece).now_or_never().is_none());
         assert_eq!(remote.written(), before, "it was tried again");
         let (_, wrote) = tokio::join!(
             async {
@@ -213,5 +238,38 @@ mod tests {
             socket.write(&piece)
         );
         assert!(wrote.unwrap() > 0 && !remote.is_full() && remote.written() > before);
+    }
+
+    /// Of what a client takes little by little, the system tells only after much of it.
+    #[tokio::test]
+    async fn a_client_that_has_taken_something_is_found_out() {
+        let (mut client, mut socket, remote) = pair().await;
+        let piece = vec![b'x'; 64 << 10];
+        let mut written = 0;
+        while let Some(wrote) = socket.write(&piece).now_or_never() {
+            written += wrote.unwrap();
+        }
+        let before = remote.written();
+        // So much that the system has to tell the sender of the room; a third of what the socket holds would be more.
+        let mut taken = 0;
+        while socket.write(&piece).now_or_never().is_none() && remote.written() == before {
+            let mut some = vec![0; 64 << 10];
+            taken += client.read(&mut some).await.unwrap();
+            remote.probe();
+        }
+        assert!(remote.written() > before && taken < written / 3, "{taken} of {written}");
+    }
+
+    #[tokio::test]
+    async fn what_was_sent_and_not_read_is_seen() {
+        let (mut client, mut socket, remote) = pair().await;
+        assert!(!remote.has_unread());
+        client.write_all(b"ab").await.unwrap();
+        socket.read_exact(&mut [0]).await.unwrap();
+        assert!(remote.has_unread());
+        socket.read_exact(&mut [0]).await.unwrap();
+        drop(client);
+        assert_eq!(socket.read(&mut [0]).await.unwrap(), 0);
+        assert!(!remote.has_unread(), "an end is nothing to read");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::FutureExt;
-use http::{HeaderValue, Request, Response, Version, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tower::{Service, ServiceBuilder, service_fn};
 
@@ -19,6 +19,7 @@ use super::forward::{Inbound, forward};
 use super::headers::REQUEST_ID;
 use super::relay::ResponseBody;
 use super::{Client, Proxy};
+use crate::lifecycle::Phase;
 
 /// Builds the stack; cloned for each connection. What leaves it goes through [`rendered`].
 pub fn stack(
@@ -66,7 +67,7 @@ pub fn rendered(
     proxy: &Proxy,
     version: Version,
 ) -> Result<Response<Accounted>, Infallible> {
-    Ok(answer.unwrap_or_else(|Failed { error, request_id }| {
+    let mut response = answer.unwrap_or_else(|Failed { error, request_id }| {
         error.log(&proxy.complaints);
         let mut response = error.render();
         if let Some(id) = request_id {
@@ -76,5 +77,12 @@ pub fn rendered(
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response.map(Accounted::whole)
-    }))
+    });
+    // So clients go elsewhere by and by, each between two requests, before connections are closed.
+    let leaves =
+        proxy.drain.phase() >= Phase::Leaving && response.status() != StatusCode::SWITCHING_PROTOCOLS;
+    if leaves && version < Version::HTTP_2 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
 }

@@ -91,6 +91,9 @@ impl Upstream {
             }
             // No word against the worker.
             Err(GivenUp::Leaving) => return Err(ProxyError::Leaving),
+            Err(why @ GivenUp::Late) => {
+                return Err(ProxyError::GivenUp { worker: worker.url.to_string(), why });
+            }
             Err(why) => {
                 let worker = worker.url.to_string();
                 (Event::Broke, FailureKind::Silent, ProxyError::GivenUp { worker, why })

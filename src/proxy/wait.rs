@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep};
 pub enum Awaited {
     /// The head of a request, after so many requests.
     Head { asked: u64 },
-    /// That it takes what was written, as its socket counts that.
+    /// That it takes what was written, as its socket or its stream counts that.
     Room { written: u64 },
     /// That it ends the connection, or asks for something: no more is wanted of it.
     Goodbye { asked: u64, written: u64 },
@@ -20,32 +20,35 @@ pub enum Awaited {
 
 /// Bounds the waits. All of a connection have one timer, which is moved: the runtime's list of timers has no part in that, as it has
 /// where one is made and dropped.
+#[derive(Default)]
 pub struct Wait {
-    timer: Pin<Box<Sleep>>,
+    timer: Option<Pin<Box<Sleep>>>,
     /// What it was set for.
-    awaited: Awaited,
+    awaited: Option<Awaited>,
 }
 
 impl Wait {
     /// For the first head on a connection that was opened then.
     pub fn of_opening(opened: Instant, limit: Option<Duration>) -> Wait {
         let left = limit.unwrap_or_default().saturating_sub(opened.elapsed());
-        Wait { timer: Box::pin(sleep(left)), awaited: Awaited::Head { asked: 0 } }
+        Wait { timer: Some(Box::pin(sleep(left))), awaited: Some(Awaited::Head { asked: 0 }) }
     }
 
     /// Ready when that has been waited for as long as the limit, if there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>, awaited: Awaited, limit: Option<Duration>) -> Poll<()> {
         let Some(limit) = limit else {
-            self.awaited = awaited;
+            self.awaited = Some(awaited);
             return Poll::Pending;
         };
-        if self.awaited != awaited {
-            self.awaited = awaited;
+        let anew = self.awaited != Some(awaited);
+        self.awaited = Some(awaited);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
+        if anew {
             // What is further off than the clock goes, tokio brings into its range.
             let end = Instant::now().checked_add(limit).unwrap_or_else(|| sleep(limit).deadline());
-            self.timer.as_mut().reset(end);
+            timer.as_mut().reset(end);
         }
-        self.timer.as_mut().poll(cx)
+        timer.as_mut().poll(cx)
     }
 }
 

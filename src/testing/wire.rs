@@ -32,6 +32,11 @@ pub struct Wire {
 impl Wire {
     pub async fn connect(to: SocketAddr) -> Wire {
         let stream = TcpStream::connect(to).await.expect("the proxy takes connections");
+        Wire::of(stream)
+    }
+
+    /// On a connection that is open already.
+    pub fn of(stream: TcpStream) -> Wire {
         stream.set_nodelay(true).expect("an option of the socket");
         let (read, write) = stream.into_split();
         Wire { reader: Reader::new(read), write }

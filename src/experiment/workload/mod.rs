@@ -188,6 +188,13 @@ impl Workload {
         self.requests.iter().map(one).collect()
     }
 
+    /// The same as a share of each prompt.
+    pub fn reusable_shares(&self) -> Vec<f64> {
+        let share =
+            |(found, request): (u32, &Request)| f64::from(found) / f64::from(request.prompt_tokens.max(1));
+        self.reusable().into_iter().zip(self.requests.iter()).map(share).collect()
+    }
+
     /// The share of the measured requests' prompt tokens that is [`Workload::reusable`].
     pub fn ceiling(&self) -> f64 {
         let counted = self.uncounted.min(self.requests.len());
