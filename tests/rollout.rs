@@ -79,6 +79,17 @@ async fn a_stream_that_breaks_ends_with_an_event_that_says_so() {
         .await;
 }
 
+/// Its client has read the end and gone on; what would come behind that is no part of it.
+#[tokio::test]
+async fn nothing_comes_behind_the_end_that_a_stream_has_told() {
+    let engine = FakeEngine::start().await;
+    let router = TestRouter::before(Mode::Kv, &[&engine]).await;
+    let (event, done) = ("data: {\"n\":1}\n\n", "data: [DONE]\n\n");
+    engine.next(vec![Step::stream_head(), Step::chunk(event), Step::chunk(done), Step::Close]);
+    let answer = router.client().await.post(CHAT, BODY).await;
+    assert_eq!((answer.complete, answer.text()), (false, format!("{event}{done}")));
+}
+
 #[tokio::test]
 async fn each_dialect_has_its_own_word_for_it() {
     let engine = FakeEngine::start().await;

@@ -2,7 +2,7 @@
 //! only if they are there at once. A slow client slows the worker.
 //!
 //! Where an answer breaks off, a stream of events ends with one more event, which says so and makes client libraries raise;
-//! any other body is cut, so that its length or its missing end says so. So does what still runs when this process ends. Never is an
+//! any other body, or a stream that has told its end, is cut, so that its length or its missing end says so. So does what still runs when this process ends. Never is an
 //! end made up.
 
 use std::convert::Infallible;
@@ -212,7 +212,9 @@ impl Relay {
     fn break_off(&mut self, why: Cut, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         let abrupt = why.abrupt();
         self.failed = Some(abrupt);
-        if let Some(Dialect(endpoint)) = &self.dialect {
+        if let Some(Dialect(endpoint)) = &self.dialect
+            && !self.watch.is_told()
+        {
             self.broken = Some(Broken::Said);
             let event = stream_event(*endpoint, self.watch.lead(), abrupt);
             return Poll::Ready(Some(Ok(Frame::data(event))));

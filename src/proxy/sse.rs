@@ -10,6 +10,8 @@ const OPENINGS: &[&[u8]] =
 const FAILURES: &[&[u8]] = &[b"error", b"response.failed"];
 /// How vLLM's own error begins in a stream of chat or completions.
 const ERROR: &[u8] = b"{\"error\"";
+/// How one of these ends.
+const DONE: &[u8] = b"[DONE]";
 /// As much of a line as is looked at.
 const LOOK: usize = 48;
 
@@ -36,6 +38,7 @@ pub struct Events {
     /// The last byte was a carriage return.
     after_return: bool,
     token_seen: bool,
+    done: bool,
 }
 
 impl Events {
@@ -79,6 +82,11 @@ impl Events {
             (true, true) => "\n",
             (false, _) => "\n\n",
         }
+    }
+
+    /// The stream has told its own end: nothing may come behind that.
+    pub fn is_done(&self) -> bool {
+        self.done
     }
 
     fn end_line(&mut self, end: u8, seen: &mut Seen) {
@@ -128,6 +136,7 @@ impl Events {
             self.opening = OPENINGS.contains(&name.trim_ascii());
             seen.failure |= FAILURES.contains(&name.trim_ascii());
         } else if let Some(value) = line.strip_prefix(b"data:") {
+            self.done |= value.trim_ascii() == DONE;
             if value.trim_ascii_start().starts_with(ERROR) {
                 seen.failure = true;
                 // What follows is the end of it (`[DONE]`), not a token.

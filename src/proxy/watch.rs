@@ -132,6 +132,11 @@ impl Watch {
         self.events.as_ref().map_or("", Events::lead)
     }
 
+    /// The stream has told its end, though that of the body is still to come.
+    pub fn is_told(&self) -> bool {
+        self.events.as_ref().is_some_and(Events::is_done)
+    }
+
     /// The answer is complete. Told once: the booking is gone afterwards.
     pub fn finish(&mut self) {
         let Some(booking) = self.placed.booking.take().filter(|_| self.served) else { return };
