@@ -2,8 +2,8 @@
 //! only if they are there at once. A slow client slows the worker.
 //!
 //! Where an answer breaks off, a stream of events ends with one more event, which says so and makes client libraries raise;
-//! any other body, or a stream that has told its end, is cut, so that its length or its missing end says so. So does what still runs when this process ends. Never is an
-//! end made up.
+//! any other body, or a stream that has told its end, is cut, so that its length or its missing end says so. So does what still
+//! runs when this process ends. Never is an end made up.
 
 use std::convert::Infallible;
 use std::pin::Pin;
