@@ -177,7 +177,11 @@ const COLUMNS: [Column; 19] = [
     column_if("of the\nceiling %", is_played, |point| percent(point.median.prefix_token_share)),
     column_if("ceiling %", is_played, |point| percent(point.played.as_ref().map(|played| played.ceiling))),
     column("all tokens %\n(usage)", |point| percent(point.median.usage_token_share)),
-    column("all tokens %\n(counters)", |point| percent(point.median.counter_token_share)),
+    column_if(
+        "all tokens %\n(counters)",
+        |point| point.median.counter_token_share.is_some(),
+        |point| percent(point.median.counter_token_share),
+    ),
     column_if(
         "predicted %\n(proxy)",
         |point| point.median.predicted_token_share.is_some(),
@@ -188,9 +192,11 @@ const COLUMNS: [Column; 19] = [
     column("of misses\np50/p90", |point| p50_p90(point.median.ttft_miss_ms)),
     column("e2e ms\np50/p99", |point| p50_p99(point.median.e2e_ms)),
     column("req/s", |point| format!("{:.2}", point.median.requests_per_s)),
-    column("busiest\n/mean", |point| {
-        point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}"))
-    }),
+    column_if(
+        "busiest\n/mean",
+        |point| point.worst_share_of_mean().is_some(),
+        |point| point.worst_share_of_mean().map_or_else(|| "-".to_owned(), |worst| format!("{worst:.2}")),
+    ),
     column_if(
         "late ms\np50/p99",
         |point| point.median.late_ms.is_some(),
