@@ -81,8 +81,8 @@ impl Accounted {
 
     /// Keeps the client busy until its end.
     pub fn keeping(self, busy: Busy) -> Accounted {
-        if let Some(taking) = &busy.taking {
-            taking.handed();
+        if let Some(handed) = &busy.handed {
+            handed.stands();
         }
         Accounted { busy: Some(busy), ..self }
     }
@@ -107,8 +107,11 @@ impl Body for Accounted {
         if let Some(account) = &mut self.account {
             account.worked += begun.elapsed();
         }
-        if let Some(taking) = self.busy.as_ref().and_then(|busy| busy.taking.as_ref()) {
-            if polled.is_ready() { taking.handed() } else { taking.asked() }
+        if let Some(handed) = self.busy.as_ref().and_then(|busy| busy.handed.as_ref()) {
+            handed.goes_on();
+            if polled.is_ready() {
+                handed.stands();
+            }
         }
         let polled = ready!(polled);
         match &polled {

@@ -1,7 +1,7 @@
 //! One client connection: finds out whether HTTP/1.1 or HTTP/2 is spoken on it and serves that, within limits on heads and
 //! time, until it ends or the drain ends it.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Version};
 use http_body::Body;
@@ -99,13 +100,13 @@ pub async fn serve(
     }
 }
 
-/// Waits until no more is wanted of a client that has said nothing yet.
+/// Waits until no more is wanted of a client that has asked for nothing yet.
 async fn drained_unasked(proxy: &Proxy, remote: &Remote) {
     proxy.drain.at_least(Phase::Draining).await;
     // The runtime looks first what has come.
     yield_now().await;
     if remote.has_unread() {
-        pending().await
+        sleep(GOODBYE).await;
     }
 }
 
@@ -232,22 +233,31 @@ async fn serve_http1<S: Stream>(
             }
         }
     };
+    let parts = connection.into_parts();
+    close_http1(ended, parts.io.into_inner(), parts.read_buf, &remote, &client, &proxy).await;
+}
+
+/// What comes behind the last answer on a connection; `unread` was read of it and not asked for.
+async fn close_http1<S: Stream>(
+    ended: Ended,
+    stream: S,
+    unread: Bytes,
+    remote: &Remote,
+    client: &Client,
+    proxy: &Proxy,
+) {
     match ended {
         Ended::Left => tracing::debug!("client left with a request under way"),
         Ended::Idle(awaited) => tracing::debug!(?awaited, "client connection idle for too long"),
         Ended::Served(Ok(())) => {
             remote.finished();
-            let parts = connection.into_parts();
-            let stream = parts.io.into_inner();
             let tunnel = client.tunnel.lock().take();
             match tunnel {
                 // With something left unread the system would take back what the client has still to read.
-                None if parts.read_buf.is_empty() && !remote.has_unread() => {
-                    close(stream, Duration::ZERO).await;
-                }
+                None if unread.is_empty() && !remote.has_unread() => close(stream, Duration::ZERO).await,
                 None => close(stream, LINGER).await,
                 Some(tunnel) => tokio::select! {
-                    result = tunnel.join(stream, parts.read_buf) => {
+                    result = tunnel.join(stream, unread) => {
                         if let Err(error) = result {
                             tracing::debug!("a tunnel broke: {error}");
                         }
@@ -261,7 +271,7 @@ async fn serve_http1<S: Stream>(
             if error.is_parse() {
                 // hyper has answered 400, 414 or 431: the client gets to read that before what it still sends turns into
                 // a reset.
-                close(connection.into_parts().io.into_inner(), LINGER).await;
+                close(stream, LINGER).await;
             }
         }
     }
@@ -298,7 +308,7 @@ fn poll_within(
         }
         let Some((awaited, limit)) = awaited(client, remote, timeouts) else { return Poll::Pending };
         ready!(wait.poll(cx, awaited, limit));
-        if probed || !remote.is_full() {
+        if probed || remote.handed().awaited().is_none() {
             return Poll::Ready(Ended::Idle(awaited));
         }
         // It may have taken something, and less than the system tells of.
@@ -309,9 +319,9 @@ fn poll_within(
 
 /// What a client is waited for, and for how long at most; `None` while it waits for us.
 fn awaited(client: &Client, remote: &Remote, timeouts: &Timeouts) -> Option<(Awaited, Option<Duration>)> {
-    let (asked, written) = (client.asked(), remote.written());
-    if remote.is_full() {
-        Some((Awaited::Room { written }, timeouts.client_read))
+    let (asked, written) = (client.asked(), remote.handed().count());
+    if let Some(awaited) = remote.handed().awaited() {
+        Some((awaited, timeouts.client_read))
     } else if client.is_busy() {
         None
     } else if client.drain.phase() >= Phase::Draining {

@@ -78,8 +78,8 @@ use decisions::Decisions;
 use headers::Forwarded;
 use note::Records;
 use prefixes::Prefixes;
-use streams::Taking;
 use tunnel::Tunnelled;
+use wait::Handed;
 
 /// What a request needs on its way: made once, shared by all.
 pub struct Proxy {
@@ -248,7 +248,7 @@ pub struct Client {
     /// Each of its requests has a task of its own (HTTP/2).
     streams: bool,
     /// Of the request that was begun last, until it has its task.
-    begun: Mutex<Option<Arc<Taking>>>,
+    begun: Mutex<Option<Arc<Handed>>>,
 }
 
 impl Client {
@@ -320,19 +320,19 @@ impl Cut {
 /// A request of the client is under way for as long as this lives.
 pub struct Busy {
     client: Arc<Client>,
-    /// How its client takes the answer, where that is another matter than for the connection's other requests.
-    taking: Option<Arc<Taking>>,
+    /// Of its answer, where each is taken by itself (HTTP/2).
+    handed: Option<Arc<Handed>>,
 }
 
 impl Busy {
     fn begin(client: Arc<Client>) -> Busy {
         client.busy.fetch_add(1, Ordering::Relaxed);
         client.asked.fetch_add(1, Ordering::Relaxed);
-        let taking = client.streams.then(Arc::<Taking>::default);
-        if taking.is_some() {
-            client.begun.lock().clone_from(&taking);
+        let handed = client.streams.then(Arc::<Handed>::default);
+        if handed.is_some() {
+            client.begun.lock().clone_from(&handed);
         }
-        Busy { client, taking }
+        Busy { client, handed }
     }
 }
 

@@ -168,11 +168,6 @@ impl Relay {
         match Pin::new(&mut self.answer).poll_frame(cx) {
             Poll::Pending => {
                 let why = ready!(self.patience.poll_end(cx));
-                match why {
-                    // How long an answer may take says nothing of the worker.
-                    GivenUp::Leaving | GivenUp::Late => self.watch.cut(),
-                    why => self.watch.failed(FailureKind::Silent, &why, Event::Broke),
-                }
                 self.give_up(why, cx)
             }
             Poll::Ready(Some(Err(error))) => {
@@ -180,11 +175,10 @@ impl Relay {
                 self.break_off(error.into(), cx)
             }
             Poll::Ready(frame) => {
-                // The end is always told. Before it, a worker that is never waited for has been waiting for its client.
+                // The end is always told.
                 if !self.answer.is_end_stream()
                     && let Some(why) = self.patience.is_over()
                 {
-                    self.watch.cut();
                     return self.give_up(why, cx);
                 }
                 if let Some(Ok(frame)) = &frame
@@ -205,6 +199,11 @@ impl Relay {
 
     fn give_up(&mut self, why: GivenUp, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         self.answer.close();
+        match why {
+            // How long an answer may take says nothing of the worker, which may have been waiting for the client.
+            GivenUp::Leaving | GivenUp::Late => self.watch.cut(),
+            GivenUp::Lost | GivenUp::Silent => self.watch.failed(FailureKind::Silent, &why, Event::Broke),
+        }
         self.break_off(why.into(), cx)
     }
 

@@ -5,13 +5,15 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+
+use super::wait::Handed;
 
 /// The side that reads and writes. Dropped, it closes the socket.
 pub struct Socket {
@@ -24,21 +26,9 @@ pub struct Socket {
 struct Shared {
     /// What is being sent ends with the connection, and has not ended yet.
     unfinished: AtomicBool,
-    /// Twice as many as pieces were written, and one more while the client has still to take them before another can be.
-    written: AtomicU64,
+    handed: Handed,
     /// The next write is tried whatever the system says of it.
     probe: AtomicBool,
-}
-
-impl Shared {
-    /// Only one hand writes.
-    fn wrote(&self) {
-        self.written.store((self.written.load(Ordering::Relaxed) | 1) + 1, Ordering::Relaxed);
-    }
-
-    fn is_full(&self) {
-        self.written.store(self.written.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
-    }
 }
 
 /// The side that looks on.
@@ -91,9 +81,9 @@ impl Remote {
         self.shared.unfinished.store(false, Ordering::Release);
     }
 
-    /// Grows with what is written.
-    pub fn written(&self) -> u64 {
-        self.shared.written.load(Ordering::Relaxed)
+    /// What was written, and whether the client has still to take some of it, as far as more was tried.
+    pub fn handed(&self) -> &Handed {
+        &self.shared.handed
     }
 
     /// Has the next write tried although the socket is full. The system calls it writable only when a third of it is free: so a client that
@@ -106,11 +96,6 @@ impl Remote {
     pub fn has_unread(&self) -> bool {
         let socket = SockRef::from(&*self.stream);
         socket.peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
-    }
-
-    /// Something is written that the client has not taken yet, as far as it was tried.
-    pub fn is_full(&self) -> bool {
-        self.written() % 2 == 1
     }
 }
 
@@ -155,17 +140,17 @@ impl Socket {
                 if self.shared.probe.swap(false, Ordering::Relaxed)
                     && let Ok(sent) = probe(&SockRef::from(&*self.stream))
                 {
-                    self.shared.wrote();
+                    self.shared.handed.goes_on();
                     return Poll::Ready(Ok(sent));
                 }
-                self.shared.is_full();
+                self.shared.handed.stands();
                 return Poll::Pending;
             };
             ready?;
             match send(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => {
-                    self.shared.wrote();
+                    self.shared.handed.goes_on();
                     return Poll::Ready(sent);
                 }
             }
@@ -215,49 +200,55 @@ mod tests {
         assert!(socket.stream.nodelay().unwrap());
     }
 
+    static PIECE: [u8; 64 << 10] = [b'x'; 64 << 10];
+
+    /// Writes until no more goes, and says how much that was.
+    fn fill(socket: &mut Socket) -> usize {
+        let mut written = 0;
+        while let Some(wrote) = socket.write(&PIECE).now_or_never() {
+            written += wrote.unwrap();
+        }
+        written
+    }
+
     #[tokio::test]
     async fn a_client_that_reads_nothing_fills_its_socket_until_it_reads() {
         let (mut client, mut socket, remote) = pair().await;
-        let piece = vec![b'x'; 64 << 10];
-        let mut written = 0;
-        while let Some(wrote) = socket.write(&piece).now_or_never() {
-            assert!(!remote.is_full());
-            written += wrote.unwrap();
+        assert!(remote.handed().awaited().is_none());
+        let written = fill(&mut socket);
+        assert!(remote.handed().awaited().is_some());
+        let before = remote.handed().count();
+        for _ in 0..2 {
+            assert!(socket.write(&PIECE).now_or_never().is_none());
+            remote.probe();
         }
-        assert!(remote.is_full());
-        let before = remote.written();
-        assert!(socket.write(&piece).now_or_never().is_none());
-        remote.probe();
-        assert!(socket.write(&piece).now_or_never().is_none());
-        assert_eq!(remote.written(), before, "it was tried again");
+        assert_eq!(remote.handed().count(), before, "it was tried again");
         let (_, wrote) = tokio::join!(
             async {
                 let mut taken = vec![0; written];
                 client.read_exact(&mut taken).await.unwrap();
             },
-            socket.write(&piece)
+            socket.write(&PIECE)
         );
-        assert!(wrote.unwrap() > 0 && !remote.is_full() && remote.written() > before);
+        assert!(
+            wrote.unwrap() > 0 && remote.handed().awaited().is_none() && remote.handed().count() > before
+        );
     }
 
     /// Of what a client takes little by little, the system tells only after much of it.
     #[tokio::test]
     async fn a_client_that_has_taken_something_is_found_out() {
         let (mut client, mut socket, remote) = pair().await;
-        let piece = vec![b'x'; 64 << 10];
-        let mut written = 0;
-        while let Some(wrote) = socket.write(&piece).now_or_never() {
-            written += wrote.unwrap();
-        }
-        let before = remote.written();
+        let written = fill(&mut socket);
+        let before = remote.handed().count();
         // So much that the system has to tell the sender of the room; a third of what the socket holds would be more.
         let mut taken = 0;
-        while socket.write(&piece).now_or_never().is_none() && remote.written() == before {
-            let mut some = vec![0; 64 << 10];
+        while socket.write(&PIECE).now_or_never().is_none() && remote.handed().count() == before {
+            let mut some = vec![0; PIECE.len()];
             taken += client.read(&mut some).await.unwrap();
             remote.probe();
         }
-        assert!(remote.written() > before && taken < written / 3, "{taken} of {written}");
+        assert!(remote.handed().count() > before && taken < written / 3, "{taken} of {written}");
     }
 
     #[tokio::test]

@@ -4,35 +4,13 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use hyper::rt::Executor;
 
 use super::Client;
-use super::wait::{Awaited, Wait};
-
-/// How a client takes one answer: twice as many as pieces were handed out, and one more while the next one is not asked for.
-#[derive(Default)]
-pub struct Taking(AtomicU64);
-
-impl Taking {
-    /// The head of the answer, or a piece, was handed out.
-    pub fn handed(&self) {
-        self.0.store((self.0.load(Ordering::Relaxed) | 1) + 2, Ordering::Relaxed);
-    }
-
-    /// The next one was asked for, and is not there.
-    pub fn asked(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed) & !1, Ordering::Relaxed);
-    }
-
-    fn awaited(&self) -> Option<Awaited> {
-        let written = self.0.load(Ordering::Relaxed);
-        (written % 2 == 1).then_some(Awaited::Room { written })
-    }
-}
+use super::wait::Wait;
 
 /// Runs the streams of one connection. hyper hands a request to the service and at once its task to this, one after another.
 #[derive(Clone)]
@@ -53,14 +31,14 @@ where
     F: Future + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let (taking, limit) = (self.client.begun.lock().take(), self.limit);
+        let (handed, limit) = (self.client.begun.lock().take(), self.limit);
         tokio::spawn(async move {
             let mut stream = pin!(stream);
             let mut wait = Wait::default();
             // Dropped at its end, it tells the client that the stream is over if it is not.
-            poll_fn(|cx| match (stream.as_mut().poll(cx), &taking) {
+            poll_fn(|cx| match (stream.as_mut().poll(cx), &handed) {
                 (Poll::Ready(_), _) => Poll::Ready(()),
-                (Poll::Pending, Some(taking)) => match taking.awaited() {
+                (Poll::Pending, Some(handed)) => match handed.awaited() {
                     Some(awaited) => wait.poll(cx, awaited, limit),
                     None => Poll::Pending,
                 },

@@ -2,6 +2,7 @@
 //! what was written, and for its goodbye when the process ends.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,10 +13,38 @@ use tokio::time::{Instant, Sleep, sleep};
 pub enum Awaited {
     /// The head of a request, after so many requests.
     Head { asked: u64 },
-    /// That it takes what was written, as its socket or its stream counts that.
+    /// That it takes what was handed out, as [`Handed`] counts that.
     Room { written: u64 },
     /// That it ends the connection, or asks for something: no more is wanted of it.
     Goodbye { asked: u64, written: u64 },
+}
+
+/// What was handed out to a client on its socket, or of one answer: twice as many as pieces, and one more while it has still to take them.
+/// Only one hand counts.
+#[derive(Default)]
+pub struct Handed(AtomicU64);
+
+impl Handed {
+    /// Another piece can be handed out.
+    pub fn goes_on(&self) {
+        self.0.store((self.count() | 1) + 1, Ordering::Relaxed);
+    }
+
+    /// The client has still to take what was.
+    pub fn stands(&self) {
+        self.0.store(self.count() | 1, Ordering::Relaxed);
+    }
+
+    /// Grows with each piece.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// What the client is waited for, if it is.
+    pub fn awaited(&self) -> Option<Awaited> {
+        let written = self.count();
+        (written % 2 == 1).then_some(Awaited::Room { written })
+    }
 }
 
 /// Bounds the waits. All of a connection have one timer, which is moved: the runtime's list of timers has no part in that, as it has
@@ -36,12 +65,8 @@ impl Wait {
 
     /// Ready when that has been waited for as long as the limit, if there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>, awaited: Awaited, limit: Option<Duration>) -> Poll<()> {
-        let Some(limit) = limit else {
-            self.awaited = Some(awaited);
-            return Poll::Pending;
-        };
-        let anew = self.awaited != Some(awaited);
-        self.awaited = Some(awaited);
+        let anew = self.awaited.replace(awaited) != Some(awaited);
+        let Some(limit) = limit else { return Poll::Pending };
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
         if anew {
             // What is further off than the clock goes, tokio brings into its range.
