@@ -254,8 +254,8 @@ async fn close_http1<S: Stream>(
             let tunnel = client.tunnel.lock().take();
             match tunnel {
                 // With something left unread the system would take back what the client has still to read.
-                None if unread.is_empty() && !remote.has_unread() => close(stream, Duration::ZERO).await,
-                None => close(stream, LINGER).await,
+                None if remote.has_unread() => close(stream, LINGER).await,
+                None => close(stream, Duration::ZERO).await,
                 Some(tunnel) => tokio::select! {
                     result = tunnel.join(stream, unread) => {
                         if let Err(error) = result {
